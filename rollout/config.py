@@ -1,0 +1,67 @@
+"""Settings of generation, sampling and rewards."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class RolloutConfig(BaseModel):
+    """Rollout"""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    rollout_engine: Literal["auto", "torch", "sglang"] = Field(
+        "auto", description="who generates: the embedded engine (torch) or SGLang servers (auto: sglang where it is installed)"
+    )
+    rollout_mode: Literal["sync"] = Field("sync", description="how rollout and training follow each other")
+    rollout_batch_size: int = Field(32, ge=1, description="groups (prompts) that one step trains on")
+    n_samples_per_prompt: int = Field(16, ge=1, description="responses in a group")
+    over_sampling_batch_size: int | None = Field(
+        None, ge=1, description="groups drawn in one sampling round (default: --rollout-batch-size)"
+    )
+    rollout_max_response_len: int = Field(256, ge=1, description="longest response, in tokens")
+    rollout_min_response_len: int = Field(0, ge=0, description="shortest response, in tokens")
+    rollout_max_context_len: int | None = Field(
+        None, ge=2, description="longest prompt plus response, in tokens (default: the model's max_position_embeddings)"
+    )
+    rollout_temperature: float = Field(1.0, gt=0, allow_inf_nan=False, description="sampling temperature")
+    rollout_top_p: float = Field(1.0, gt=0, le=1, allow_inf_nan=False, description="nucleus sampling")
+    rollout_top_k: int = Field(-1, ge=-1, description="sample among the k likeliest tokens (-1: all)")
+    rollout_stop: tuple[str, ...] = Field((), description="strings that end a response; kept in it")
+    rollout_stop_token_ids: tuple[int, ...] = Field((), description="token ids that end a response, besides the model's own")
+    dynamic_sampling_filter_path: str | None = Field(
+        None, description="module.function that decides which groups are worth training on"
+    )
+    max_sampling_rounds: int = Field(20, ge=1, description="sampling rounds after which --on-sampling-exhausted decides")
+    on_sampling_exhausted: Literal["fallback", "shrink", "raise"] = Field(
+        "raise", description="fill up with dropped groups, train on fewer groups, or stop"
+    )
+    rollout_sample_hook_path: tuple[str, ...] = Field(
+        (), description="module.function applied to every sample between generation and reward; repeatable"
+    )
+    rollout_sample_hook_on_error: Literal["raise", "drop", "fail-sample"] = Field(
+        "raise", description="what a failing sample hook does"
+    )
+    engine_max_running_requests: int = Field(512, ge=1, description="requests that the embedded engine decodes at once")
+    engine_max_total_tokens: int | None = Field(
+        None, ge=1, description="tokens that the embedded engine's KV cache holds (default: as many as the running requests need)"
+    )
+
+
+class RewardConfig(BaseModel):
+    """Reward"""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    rm_type: str = Field(
+        "exact_match", description="exact_match, math, reasoning_gym:TASK (or reasoning_gym with the task in the metadata), remote_rm"
+    )
+    rm_url: str | None = Field(None, description="address of the reward service for --rm-type remote_rm")
+    rm_timeout: float = Field(60.0, gt=0, allow_inf_nan=False, description="seconds that one reward may take")
+    rm_concurrency: int = Field(64, ge=1, description="reward calls under way at once")
+    rm_retries: int = Field(3, ge=0, description="retries of a reward service that does not answer")
+    custom_rm_path: str | None = Field(None, description="module.function(args, sample) that gives the reward, sync or async")
+    reward_key: str | None = Field(None, description="which entry of a mapping reward is trained on")
+    user_code_dir: str | None = Field(None, description="directory where the functions given by path are found")

@@ -1,0 +1,137 @@
+"""What every rollout engine does, embedded or served: one request in, one result out, weights replaced in between."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Protocol, runtime_checkable
+
+import torch
+
+
+class FinishReason(StrEnum):
+    STOP = "stop"  # an end-of-sequence or stop token, or a stop string
+    LENGTH = "length"  # max_new_tokens or the context ran out
+    ABORT = "abort"  # aborted; the tokens generated so far are returned
+
+
+@dataclass(frozen=True)
+class SamplingParams:
+    """How to sample one response. ``temperature`` 0 is greedy (evaluation); training refuses it when flags are parsed."""
+
+    max_new_tokens: int
+    min_new_tokens: int = 0
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = -1
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+
+
+@dataclass(frozen=True)
+class GenerateRequest:
+    """One prompt to answer.
+
+    The random numbers of its tokens are a function of (``seed``, ``rollout_id``, ``sample_index``, token position) and
+    of nothing else: not of batch mates, launcher, retries or arrival time.
+    """
+
+    request_id: str
+    input_ids: tuple[int, ...]
+    sampling: SamplingParams
+    seed: int
+    rollout_id: int
+    sample_index: int
+    first_position: int = 0  # position of the first new token: above 0 when a partial response goes on
+
+
+@dataclass(frozen=True)
+class GenerateResult:
+    """``output_ids`` and ``log_probs`` have one entry per new token (the token that ended the response included).
+
+    ``log_probs`` are natural logarithms under the temperature-scaled distribution before top-p and top-k, as the
+    trainer computes them. ``kept_token_ids`` are the ids that top-p/top-k left, per token, when either is on.
+    """
+
+    request_id: str
+    output_ids: list[int]
+    log_probs: list[float]
+    finish_reason: FinishReason
+    text: str
+    weight_version: int
+    kept_token_ids: list[list[int]] | None = None
+
+
+@dataclass(frozen=True)
+class EngineCapabilities:
+    """What an engine can do; a capability is a field, so a misspelt one is an error."""
+
+    returns_kept_token_ids: bool = False
+    returns_routed_experts: bool = False
+    frees_memory: bool = False
+    keeps_requests_across_updates: bool = False
+
+
+@dataclass(frozen=True)
+class EngineHealth:
+    alive: bool
+    running: int  # requests in the decoding batch
+    waiting: int  # requests not yet in it
+    weight_version: int
+    detail: str = ""
+    extra: Mapping[str, float] = field(default_factory=dict)  # figures for metrics, e.g. generated tokens so far
+
+
+@runtime_checkable
+class Engine(Protocol):
+    """A rollout engine. All coroutines may be called from one event loop; none blocks it."""
+
+    @property
+    def capabilities(self) -> EngineCapabilities: ...
+
+    @property
+    def weight_version(self) -> int:
+        """Version of the weights that answer the next request; -1 before the first commit of an update."""
+        ...
+
+    async def start(self) -> None: ...
+
+    async def stop(self) -> None:
+        """Abort what runs, end the threads and processes this engine started, within a bounded time."""
+        ...
+
+    async def generate(self, request: GenerateRequest) -> GenerateResult:
+        """Answer one request, exactly once. Cancelling the awaiting task aborts the request and frees its place."""
+        ...
+
+    async def abort(self, request_id: str | None = None) -> None:
+        """Abort one request, or all; each is still answered, with what it has. An unknown id is no error."""
+        ...
+
+    async def pause(self) -> None:
+        """Return once no forward pass runs; requests keep their place and new ones queue."""
+        ...
+
+    async def resume(self) -> None: ...
+
+    async def begin_update(self, version: int) -> None:
+        """Pause and make ready for the tensors of ``version``; no request is answered from half-new weights."""
+        ...
+
+    async def update_weights(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Take a bucket of whole tensors under their Hugging Face names. An unknown name or a shape that differs raises."""
+        ...
+
+    async def commit_update(self, version: int) -> None:
+        """Check that every tensor arrived, drop stale caches, set ``weight_version`` and resume."""
+        ...
+
+    async def flush_cache(self) -> None: ...
+
+    async def release_memory(self, tags: tuple[str, ...] = ()) -> None: ...
+
+    async def resume_memory(self, tags: tuple[str, ...] = ()) -> None: ...
+
+    async def health(self) -> EngineHealth: ...

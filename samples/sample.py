@@ -1,0 +1,83 @@
+"""The record that travels through the whole runtime: one prompt and one response to it."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+Message = dict[str, Any]
+Reward = float | dict[str, Any]
+
+
+class Status(StrEnum):
+    """Where a sample stands in its life."""
+
+    PENDING = "pending"  # not generated, or aborted half-way and to be continued
+    COMPLETED = "completed"  # ended by an end-of-sequence token or a stop string
+    TRUNCATED = "truncated"  # ended by a length limit
+    ABORTED = "aborted"  # ended by an abort; what was generated so far is kept
+    FAILED = "failed"  # could not be generated or scored
+
+
+@dataclass
+class Sample:
+    """One prompt with one response.
+
+    ``tokens`` holds prompt and response ids; the response is its last ``response_length`` entries. ``loss_mask`` and
+    ``rollout_log_probs`` (natural logarithm, of the temperature-scaled, unfiltered distribution) have
+    ``response_length`` entries each. ``rollout_kept_token_ids`` holds, for each response token, the ids that top-p and
+    top-k left to choose from, or is None when nothing was filtered.
+    """
+
+    prompt: str | list[Message] = ""
+    tokens: list[int] = field(default_factory=list)
+    response: str = ""
+    response_length: int = 0
+    label: Any = None
+    reward: Reward | None = None
+    loss_mask: list[int] | None = None
+    rollout_log_probs: list[float] | None = None
+    rollout_kept_token_ids: list[list[int]] | None = None
+    status: Status = Status.PENDING
+    index: int | None = None  # counts samples over the whole run, from 0
+    group_index: int | None = None  # counts prompts over the whole run, from 0: the responses to one prompt share it
+    rollout_id: int | None = None  # the rollout that dispatched this sample
+    train_step: int | None = None  # the training step that consumed it
+    weight_version: int | None = None  # the policy that generated it
+    source: str | None = None  # the name of the data source, for metrics by source
+    session_id: str | None = None
+    remove_sample: bool = False  # keep in statistics, take no gradient from it
+    metadata: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def prompt_tokens(self) -> list[int]:
+        return self.tokens[: len(self.tokens) - self.response_length]
+
+    @property
+    def response_tokens(self) -> list[int]:
+        return self.tokens[len(self.tokens) - self.response_length :]
+
+    def reward_value(self, reward_key: str | None = None) -> float:
+        """The reward as a number; ``reward_key`` picks it from a mapping (``--reward-key``)."""
+        if self.reward is None:
+            raise ValueError(f"sample {self.index} has no reward yet")
+        if isinstance(self.reward, dict):
+            if reward_key is None:
+                raise ValueError(f"sample {self.index} has a mapping as reward {sorted(self.reward)}: set --reward-key")
+            return float(self.reward[reward_key])
+        return float(self.reward)
+
+    def to_dict(self) -> dict[str, Any]:
+        """A JSON-ready mapping; ``from_dict`` gives the sample back."""
+        values = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+        values["status"] = self.status.value
+        return values
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> Sample:
+        return cls(**{**values, "status": Status(values["status"])})
+
+
+Group = list[Sample]
