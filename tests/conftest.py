@@ -1,0 +1,11 @@
+"""Settings for every test process, made before torch is imported."""
+
+import os
+
+# Several test processes share few cores: one thread each, and no spinning while waiting (see the CPU backend).
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("MKL_NUM_THREADS", "1")
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+os.environ.setdefault("GOMP_SPINCOUNT", "0")
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
