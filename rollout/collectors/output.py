@@ -1,0 +1,16 @@
+"""What a collector hands on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from samples.sample import Group
+
+
+@dataclass(frozen=True)
+class RolloutOutput:
+    """The groups of one rollout to train on, in the order of their group index, and what was measured on the way."""
+
+    rollout_id: int
+    groups: list[Group]
+    metrics: dict[str, float] = field(default_factory=dict)

@@ -1,0 +1,199 @@
+"""The synchronous collector: sampling rounds until a step has enough groups worth training on."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from filters import DynamicFilterOutput, call_dynamic_filter, should_drop_dynamic_filter_output
+from hooks import apply_rollout_sample_hooks_async
+from observability import rollout_metrics
+from rollout.collectors.output import RolloutOutput
+from rollout.config import RewardConfig, RolloutConfig
+from rollout.engines.protocol import Engine
+from rollout.generation import generate_sample, sampling_params
+from rollout.rewards import Reward
+from samples import DataSource
+from samples.errors import InputError
+from samples.sample import Group
+
+FALLBACK_MARK = "kept_by_fallback"
+
+
+@dataclass
+class _Tally:
+    """What happened to the groups of one rollout."""
+
+    sampled: list[Group] = field(default_factory=list)
+    kept: list[Group] = field(default_factory=list)
+    dropped: list[Group] = field(default_factory=list)
+    reasons: Counter[str] = field(default_factory=Counter)
+    rounds: int = 0
+    surplus: int = 0
+    fallback: int = 0
+    reward_seconds: float = 0.0
+
+    def describe(self) -> str:
+        reasons = ", ".join(f"{count} {reason}" for reason, count in sorted(self.reasons.items())) or "none"
+        return (
+            f"{len(self.sampled)} groups drawn in {self.rounds} rounds, {len(self.kept)} kept, "
+            f"{len(self.dropped)} dropped ({reasons})"
+        )
+
+
+class SyncCollector:
+    """Draws, generates, scores and filters groups for one rollout at a time.
+
+    A round draws ``--over-sampling-batch-size`` groups and waits for all of them, so that what is kept depends on the
+    data and the policy only, never on timing. Kept groups beyond ``--rollout-batch-size`` are dropped and counted.
+    """
+
+    def __init__(
+        self,
+        config: RolloutConfig,
+        reward_config: RewardConfig,
+        *,
+        engine: Engine,
+        source: DataSource,
+        reward: Reward,
+        dynamic_filter: Callable[..., Any] | None,
+        seed: int,
+        max_context_len: int,
+    ) -> None:
+        self._config = config
+        self._engine = engine
+        self._source = source
+        self._reward = reward
+        self._filter = dynamic_filter
+        self._filter_args = FilterArgs(config, reward_config)
+        self._reward_key = reward_config.reward_key
+        self._seed = seed
+        self._max_context_len = max_context_len
+        self._params = sampling_params(config)
+
+    async def collect(self, rollout_id: int) -> RolloutOutput:
+        """Groups for one training step. Raises InputError when ``--on-sampling-exhausted raise`` and rounds ran out."""
+        started = time.perf_counter()
+        target = self._config.rollout_batch_size
+        tally = _Tally()
+        while len(tally.kept) < target and tally.rounds < self._config.max_sampling_rounds:
+            tally.rounds += 1
+            groups = self._source.next_groups(self._config.over_sampling_batch_size or target)
+            for group in groups:
+                for sample in group:
+                    sample.rollout_id = rollout_id
+            await _run_all([self._run_group(group, rollout_id, tally) for group in groups])
+            self._sort_out(groups, target, tally)
+        if len(tally.kept) < target:
+            self._fill_up(target, tally)
+        tally.kept.sort(key=_group_index)
+        tally.surplus = max(0, len(tally.kept) - target)
+        groups = tally.kept[:target]
+        return RolloutOutput(rollout_id, groups, self._metrics(tally, groups, time.perf_counter() - started))
+
+    async def _run_group(self, group: Group, rollout_id: int, tally: _Tally) -> None:
+        await _run_all(
+            [
+                generate_sample(
+                    self._engine, sample, self._params, seed=self._seed, max_context_len=self._max_context_len
+                )
+                for sample in group
+            ]
+        )
+        hooked = await apply_rollout_sample_hooks_async(
+            self._config, group, rollout_id=rollout_id, evaluation=False, group_index=_group_index(group)
+        )
+        group[:] = hooked
+        started = time.perf_counter()
+        await self._reward.score_group(group)
+        tally.reward_seconds += time.perf_counter() - started
+
+    def _sort_out(self, groups: Sequence[Group], target: int, tally: _Tally) -> None:
+        tally.sampled.extend(groups)
+        remaining = len(tally.kept) + len(groups)
+        for group in groups:
+            output = self._judge(group)
+            if should_drop_dynamic_filter_output(output, remaining_batch_size=remaining, target_data_size=target):
+                remaining -= 1
+                tally.dropped.append(group)
+                tally.reasons[output.reason or "unnamed"] += 1
+                continue
+            if not output.keep:
+                tally.fallback += 1
+                _mark_fallback(group)
+            tally.kept.append(group)
+
+    def _judge(self, group: Group) -> DynamicFilterOutput:
+        if not group:
+            return DynamicFilterOutput(keep=False, reason="emptied_by_hook")
+        if self._filter is None:
+            return DynamicFilterOutput(keep=True)
+        return call_dynamic_filter(self._filter, self._filter_args, group)
+
+    def _fill_up(self, target: int, tally: _Tally) -> None:
+        policy = self._config.on_sampling_exhausted
+        if policy == "raise":
+            raise InputError(
+                f"--max-sampling-rounds {self._config.max_sampling_rounds} is used up before --rollout-batch-size "
+                f"{target} groups passed {self._config.dynamic_sampling_filter_path}: {tally.describe()}. "
+                "Use easier or harder prompts, raise --max-sampling-rounds, or choose --on-sampling-exhausted "
+                "fallback (train on dropped groups too) or shrink (train on fewer)."
+            )
+        if policy == "fallback":
+            usable = [group for group in sorted(tally.dropped, key=_group_index) if group]
+            for group in usable[: target - len(tally.kept)]:
+                _mark_fallback(group)
+                tally.fallback += 1
+                tally.kept.append(group)
+
+    def _metrics(self, tally: _Tally, groups: list[Group], seconds: float) -> dict[str, float]:
+        metrics = rollout_metrics([group for group in tally.sampled if group], reward_key=self._reward_key)
+        metrics |= {
+            "rollout/dynamic_filter/rounds": tally.rounds,
+            "rollout/dynamic_filter/groups_sampled": len(tally.sampled),
+            "rollout/dynamic_filter/groups_kept": len(groups),
+            "rollout/dynamic_filter/groups_dropped": len(tally.dropped),
+            "rollout/dynamic_filter/groups_surplus": tally.surplus,
+            "rollout/dynamic_filter/groups_by_fallback": tally.fallback,
+            "perf/rollout_time": seconds,
+            "perf/reward_time": tally.reward_seconds,
+        }
+        for reason, count in tally.reasons.items():
+            metrics[f"rollout/dynamic_filter/drop/{reason}"] = count
+        return {key: float(value) for key, value in metrics.items()}
+
+
+class FilterArgs:
+    """What a filter sees as ``args``: the rollout and reward settings under their flag names."""
+
+    def __init__(self, *sections: RolloutConfig | RewardConfig) -> None:
+        for section in sections:
+            for name in type(section).model_fields:
+                setattr(self, name, getattr(section, name))
+
+
+def _mark_fallback(group: Group) -> None:
+    for sample in group:
+        sample.metadata[FALLBACK_MARK] = True
+
+
+def _group_index(group: Group) -> int:
+    index = group[0].group_index
+    assert index is not None
+    return index
+
+
+async def _run_all(coroutines: Sequence[Any]) -> None:
+    """Run coroutines side by side; the first error cancels the others, waits for them to end, and is raised as it is."""
+    tasks = [asyncio.ensure_future(coroutine) for coroutine in coroutines]
+    try:
+        await asyncio.gather(*tasks)
+    except BaseException:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        raise

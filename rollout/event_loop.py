@@ -1,0 +1,46 @@
+"""An asyncio loop on a thread of its own, so that plain code can run coroutines and keep engines alive in between."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+class EventLoopThread:
+    """Owns one event loop; ``run`` blocks the calling thread until a coroutine on it is done."""
+
+    def __init__(self, name: str) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name=name, daemon=True)
+        self._thread.start()
+
+    def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+        try:
+            return future.result()
+        except BaseException:
+            # An interrupt of the waiting thread must not leave the coroutine running behind its back.
+            future.cancel()
+            raise
+
+    def close(self, timeout: float = 10.0) -> None:
+        """Cancel what still runs, stop the loop and join its thread; raises when the thread does not end in time."""
+        if self._loop.is_closed():
+            return
+        asyncio.run_coroutine_threadsafe(_cancel_all(), self._loop).result(timeout)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(timeout)
+        if self._thread.is_alive():
+            raise TimeoutError(f"the event loop thread {self._thread.name!r} did not end within {timeout:g} s")
+        self._loop.close()
+
+
+async def _cancel_all() -> None:
+    tasks = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,0 +1,109 @@
+"""The rollout side of a run as one plain object: engine, prompts, rewards and collector behind blocking calls."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from accel.contract import Accelerator
+from rollout.collectors.output import RolloutOutput
+from rollout.collectors.sync import FilterArgs, SyncCollector
+from rollout.config import RewardConfig, RolloutConfig
+from rollout.engines.factory import create_engine
+from rollout.event_loop import EventLoopThread
+from rollout.limits import context_limits
+from rollout.rewards import build_reward
+from samples import DataSource, load_function
+from samples.tokenizer import load_tokenizer
+from samples.config import DataConfig
+
+
+@dataclass(frozen=True)
+class RolloutSettings:
+    """Everything a rollout worker needs to know; plain data, so that it can be sent to another process."""
+
+    rollout: RolloutConfig
+    reward: RewardConfig
+    data: DataConfig
+    model_dir: Path
+    seed: int
+    threads: int
+    bf16: bool = False
+    trust_remote_code: bool = False
+
+
+class RolloutWorker:
+    """Prompts in, scored groups out. The engine decodes on a thread of its own; calls here block their caller only."""
+
+    def __init__(self, settings: RolloutSettings, accelerator: Accelerator, *, load_weights: bool = False) -> None:
+        self._settings = settings
+        self._loop = EventLoopThread("rollout-loop")
+        torch.set_num_threads(settings.threads)
+        tokenizer = load_tokenizer(settings.model_dir, trust_remote_code=settings.trust_remote_code)
+        limits = context_limits(settings.model_dir, settings.rollout, settings.data)
+        self._source = DataSource(
+            settings.data,
+            tokenizer,
+            seed=settings.seed,
+            n_samples_per_prompt=settings.rollout.n_samples_per_prompt,
+            max_prompt_len=limits.max_prompt_len,
+        )
+        self._engine = create_engine(
+            settings.rollout,
+            settings.model_dir,
+            accelerator,
+            dtype=torch.bfloat16 if settings.bf16 else torch.float32,
+            max_context_len=limits.max_context_len,
+            threads=settings.threads,
+            load_weights=load_weights,
+        )
+        args = FilterArgs(settings.rollout, settings.reward)
+        self._reward = build_reward(settings.reward, args)
+        self._collector = SyncCollector(
+            settings.rollout,
+            settings.reward,
+            engine=self._engine,
+            source=self._source,
+            reward=self._reward,
+            dynamic_filter=load_filter(settings),
+            seed=settings.seed,
+            max_context_len=limits.max_context_len,
+        )
+
+    def start(self) -> None:
+        self._loop.run(self._engine.start())
+
+    def collect(self, rollout_id: int) -> RolloutOutput:
+        return self._loop.run(self._collector.collect(rollout_id))
+
+    def update_weights(self, version: int, buckets: Iterable[Mapping[str, torch.Tensor]]) -> None:
+        """Replace all weights by ``version``, given as buckets of whole tensors under Hugging Face names."""
+        self._loop.run(self._engine.begin_update(version))
+        for bucket in buckets:
+            self._loop.run(self._engine.update_weights(bucket))
+        self._loop.run(self._engine.commit_update(version))
+
+    def source_state(self) -> dict[str, Any]:
+        """The cursor of consumed prompts, ready for JSON."""
+        return self._source.state_dict()
+
+    def load_source_state(self, state: dict[str, Any]) -> None:
+        self._source.load_state_dict(state)
+
+    def close(self) -> None:
+        """Stop engine and rewards within a bounded time; nothing of this worker runs afterwards."""
+        self._loop.run(self._reward.close())
+        self._loop.run(self._engine.stop())
+        self._loop.close()
+
+
+def load_filter(settings: RolloutSettings) -> Any:
+    """The dynamic-sampling filter, or None when every group is kept."""
+    path = settings.rollout.dynamic_sampling_filter_path
+    if path is None:
+        return None
+    return load_function(path, "--dynamic-sampling-filter-path", settings.reward.user_code_dir)

@@ -1,0 +1,281 @@
+"""``--launcher ray``: the roles as Ray actors, on a cluster started here or joined with ``--ray-address``."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from accel.contract import Accelerator
+from accel.errors import AcceleratorError
+from observability import Progress
+from samples.errors import InputError
+from train.config.run import RunConfig
+
+if TYPE_CHECKING:
+    from train.batch import TrainBatch
+    from train.weight_sync.buckets import FlatBucket
+
+_PLACEMENT_TIMEOUT = 60.0
+_CLOSE_TIMEOUT = 20.0
+
+
+class RolloutActor:
+    """The rollout role in a process of its own."""
+
+    def __init__(self, config: RunConfig, accelerator_spec: str) -> None:
+        from accel import load_accelerator_spec
+        from train.roles import RolloutRole
+
+        self._role = RolloutRole(config, load_accelerator_spec(accelerator_spec))
+
+    def start(self) -> None:
+        self._role.start()
+
+    def rollout(self, rollout_id: int) -> tuple[TrainBatch | None, dict[str, float], bool]:
+        batch, metrics = self._role.rollout(rollout_id)
+        return batch, metrics, batch is not None
+
+    def update_weights(self, version: int, *buckets: FlatBucket) -> None:
+        self._role.update_weights(version, (bucket.tensors() for bucket in buckets))
+
+    def close(self) -> None:
+        self._role.close()
+
+
+class TrainerActor:
+    """One trainer rank in a process of its own."""
+
+    def __init__(self, config: RunConfig, accelerator_spec: str, rank: int, store_path: str | None) -> None:
+        from accel import load_accelerator_spec
+        from train.roles import TrainerRole
+
+        self._rank = rank
+        self._role = TrainerRole(config, load_accelerator_spec(accelerator_spec), rank=rank, store_path=store_path)
+
+    def ready(self) -> int:
+        return self._rank
+
+    def train(self, batch: TrainBatch, rollout_id: int) -> dict[str, float]:
+        return self._role.train(batch, rollout_id)
+
+    def weight_buckets(self) -> Iterator[FlatBucket]:
+        """Every rank takes part in gathering; rank 0 alone hands the buckets on."""
+        from train.weight_sync.buckets import flatten_bucket
+
+        for bucket in self._role.weight_buckets():
+            if self._rank == 0:
+                yield flatten_bucket(bucket)
+
+    def save_hf(self, directory: Path) -> None:
+        self._role.save_hf(directory)
+
+    def close(self) -> None:
+        self._role.close()
+
+
+class RayRuntime:
+    """Driver of the actors. Refs of batches and weights pass through here, their data goes from actor to actor."""
+
+    def __init__(self, config: RunConfig, accelerator: Accelerator, progress: Progress, run_dir: Path) -> None:
+        self._config = config
+        self._accelerator = accelerator
+        self._progress = progress
+        self._run_dir = run_dir
+        self._rollout: Any = None
+        self._trainers: list[Any] = []
+        self._group: Any = None
+        self._version = -1
+        self._started_ray = False
+
+    def start(self) -> None:
+        self._progress.phase("starting Ray" if self._config.job.ray_address is None else "joining the Ray cluster")
+        self._connect()
+        self._progress.phase("starting the rollout worker and the trainer")
+        self._place()
+        with _plain_errors():
+            import ray
+
+            ray.get([self._rollout.start.remote(), *(trainer.ready.remote() for trainer in self._trainers)])
+            self._hand_over()
+
+    def step(self, rollout_id: int) -> dict[str, float]:
+        with _plain_errors():
+            return self._step(rollout_id)
+
+    def _step(self, rollout_id: int) -> dict[str, float]:
+        import ray
+
+        batch, metrics_ref, has_batch = self._rollout.rollout.options(num_returns=3).remote(rollout_id)
+        metrics: dict[str, float] = dict(ray.get(metrics_ref))
+        if not ray.get(has_batch):
+            return metrics | {"train/optimizer_steps": 0.0}
+        started = time.perf_counter()
+        # Every rank reports the global values, so one report is the run's.
+        metrics |= ray.get([trainer.train.remote(batch, rollout_id) for trainer in self._trainers])[0]
+        trained = time.perf_counter()
+        self._hand_over()
+        metrics["perf/train_time"] = trained - started
+        metrics["perf/update_weights_time"] = time.perf_counter() - trained
+        return metrics
+
+    def save_hf(self, directory: Path) -> None:
+        import ray
+
+        with _plain_errors():
+            ray.get([trainer.save_hf.remote(directory) for trainer in self._trainers])
+
+    def close(self) -> None:
+        """End the actors in order, then the cluster if it was started here; bounded in time."""
+        import ray
+
+        actors = [actor for actor in [self._rollout, *self._trainers] if actor is not None]
+        self._rollout, self._trainers = None, []
+        try:
+            if actors and ray.is_initialized():
+                done, pending = ray.wait(
+                    [actor.close.remote() for actor in actors], num_returns=len(actors), timeout=_CLOSE_TIMEOUT
+                )
+                with _plain_errors(ignore_dead_actors=True):
+                    ray.get(done)
+                if pending:
+                    raise TimeoutError(f"{len(pending)} worker(s) did not close within {_CLOSE_TIMEOUT:g} s")
+        finally:
+            if ray.is_initialized():
+                for actor in actors:
+                    ray.kill(actor)
+                if self._group is not None:
+                    ray.util.remove_placement_group(self._group)
+                ray.shutdown()
+
+    def _hand_over(self) -> None:
+        import ray
+
+        self._version += 1
+        streams = [trainer.weight_buckets.options(num_returns="streaming").remote() for trainer in self._trainers]
+        buckets = list(streams[0])
+        for stream in streams[1:]:
+            list(stream)
+        ray.get(self._rollout.update_weights.remote(self._version, *buckets))
+
+    def _connect(self) -> None:
+        address = self._config.job.ray_address
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+        if address is None:
+            # The only switch by which Ray keeps a one-machine cluster on the loopback interface; despite its name it
+            # is read on every platform.
+            os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
+        import ray
+
+        common: dict[str, Any] = {"logging_level": "error", "log_to_driver": True, "include_dashboard": False}
+        # Ray prepends the driver's working directory to its workers' module path. A folder of the user's that holds a
+        # train.py would shadow ours there, so Ray is started from the run's own directory.
+        with contextlib.chdir(self._run_dir):
+            if address is not None:
+                common.pop("include_dashboard")
+                ray.init(address=address, **common)
+                return
+            resource = self._accelerator.ray_resource
+            devices = self._accelerator.device_count()
+            if resource == "GPU":
+                ray.init(num_cpus=0, num_gpus=devices, **common)
+            else:
+                ray.init(num_cpus=0, num_gpus=0, resources={resource: devices}, **common)
+
+    def _place(self) -> None:
+        import ray
+        from ray.util.placement_group import placement_group
+
+        from accel import accelerator_spec, ray_options
+
+        world = self._config.actor_world_size
+        rollout_devices = self._rollout_devices()
+        resource = self._accelerator.ray_resource
+        bundles = [{resource: 1.0} for _ in range(world)]
+        if rollout_devices:
+            bundles.append({resource: float(rollout_devices)})
+        self._check_capacity(world + rollout_devices)
+        self._group = placement_group(bundles, strategy="PACK")
+        if not self._group.wait(_PLACEMENT_TIMEOUT):
+            raise AcceleratorError(
+                f"{world + rollout_devices} {self._accelerator.name} device(s) were not free on the Ray cluster within "
+                f"{_PLACEMENT_TIMEOUT:g} s: {ray.available_resources().get(resource, 0):g} are free now"
+            )
+        spec = accelerator_spec(self._accelerator)
+        job = self._config.job
+        assert job.trainer_threads is not None
+        assert job.rollout_threads is not None
+        store = None
+        if world > 1:
+            store = str(self._run_dir / "process_group.store")
+        for rank in range(world):
+            options = ray_options(self._accelerator, 1) | self._actor_options(job.trainer_threads, bundle=rank)
+            actor = ray.remote(TrainerActor).options(**options)
+            self._trainers.append(actor.remote(self._config, spec, rank, store))
+        options = ray_options(self._accelerator, rollout_devices)
+        options |= self._actor_options(job.rollout_threads, bundle=world if rollout_devices else 0)
+        self._rollout = ray.remote(RolloutActor).options(**options).remote(self._config, spec)
+
+    def _actor_options(self, threads: int, *, bundle: int) -> dict[str, Any]:
+        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+        environment = self._accelerator.worker_env(threads) | {"PYTHONSAFEPATH": "1", "HF_HUB_OFFLINE": "1"}
+        if self._config.job.ray_address is None:
+            environment["GLOO_SOCKET_IFNAME"] = loopback_interface()
+        return {
+            "num_cpus": 0,
+            "runtime_env": {"env_vars": environment},
+            "scheduling_strategy": PlacementGroupSchedulingStrategy(
+                self._group, placement_group_bundle_index=bundle, placement_group_capture_child_tasks=False
+            ),
+        }
+
+    def _rollout_devices(self) -> int:
+        """Devices reserved for the embedded engine: none of its own where roles can share a device."""
+        asked = self._config.job.rollout_num_gpus
+        if asked is not None:
+            return asked
+        return 1 if self._accelerator.capabilities.exclusive_devices else 0
+
+    def _check_capacity(self, needed: int) -> None:
+        import ray
+
+        resource = self._accelerator.ray_resource
+        there = ray.cluster_resources().get(resource, 0)
+        if needed > there:
+            variable = self._accelerator.visible_devices_env
+            seen = f" ({variable}={os.environ.get(variable, 'unset')})" if variable else ""
+            raise AcceleratorError(
+                f"the job needs {needed} {self._accelerator.name} device(s) (--actor-num-nodes x "
+                f"--actor-num-gpus-per-node = {self._config.actor_world_size}, rollout {self._rollout_devices()}), but "
+                f"the Ray cluster has {there:g}{seen}. {self._accelerator.more_devices_hint()}"
+            )
+
+
+def loopback_interface() -> str:
+    """The loopback interface's name ("lo" on Linux, "lo0" on macOS)."""
+    for _, name in socket.if_nameindex():
+        if name in ("lo", "lo0"):
+            return name
+    raise InputError("this machine has no loopback network interface (lo): Ray and gloo cannot run on it")
+
+
+@contextlib.contextmanager
+def _plain_errors(ignore_dead_actors: bool = False) -> Iterator[None]:
+    """Raise the worker's own error instead of Ray's wrapper around it."""
+    import ray.exceptions
+
+    try:
+        yield
+    except ray.exceptions.RayTaskError as error:
+        cause = error.cause
+        if isinstance(cause, InputError | AcceleratorError):
+            raise type(cause)(*cause.args) from None
+        raise
+    except ray.exceptions.RayActorError:
+        if not ignore_dead_actors:
+            raise

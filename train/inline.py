@@ -1,0 +1,65 @@
+"""``--launcher inline``: rollout worker and one trainer rank in this process, so that a debugger reaches everything."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from accel.contract import Accelerator
+from observability import Progress
+from train.config.run import RunConfig
+from train.roles import RolloutRole, TrainerRole
+
+
+class InlineRuntime:
+    """Both roles in one process; decoding has its own thread, training runs on the caller's."""
+
+    def __init__(self, config: RunConfig, accelerator: Accelerator, progress: Progress) -> None:
+        self._config = config
+        self._accelerator = accelerator
+        self._progress = progress
+        self._rollout: RolloutRole | None = None
+        self._trainer: TrainerRole | None = None
+        self._version = -1
+
+    def start(self) -> None:
+        self._progress.phase("starting the trainer")
+        self._trainer = TrainerRole(self._config, self._accelerator, rank=0, store_path=None)
+        self._progress.phase("starting the rollout engine")
+        self._rollout = RolloutRole(self._config, self._accelerator)
+        self._rollout.start()
+        self._hand_over()
+
+    def step(self, rollout_id: int) -> dict[str, float]:
+        assert self._rollout is not None
+        assert self._trainer is not None
+        batch, metrics = self._rollout.rollout(rollout_id)
+        if batch is None:
+            return metrics | {"train/optimizer_steps": 0.0}
+        started = time.perf_counter()
+        metrics |= self._trainer.train(batch, rollout_id)
+        trained = time.perf_counter()
+        self._hand_over()
+        metrics["perf/train_time"] = trained - started
+        metrics["perf/update_weights_time"] = time.perf_counter() - trained
+        return metrics
+
+    def save_hf(self, directory: Path) -> None:
+        assert self._trainer is not None
+        self._trainer.save_hf(directory)
+
+    def close(self) -> None:
+        rollout, self._rollout = self._rollout, None
+        trainer, self._trainer = self._trainer, None
+        try:
+            if rollout is not None:
+                rollout.close()
+        finally:
+            if trainer is not None:
+                trainer.close()
+
+    def _hand_over(self) -> None:
+        assert self._rollout is not None
+        assert self._trainer is not None
+        self._version += 1
+        self._rollout.update_weights(self._version, self._trainer.weight_buckets())

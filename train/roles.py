@@ -1,0 +1,88 @@
+"""What each role of a run does, whichever process it lives in."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+
+import torch
+
+from accel.contract import Accelerator
+from rollout.worker import RolloutSettings, RolloutWorker
+from train.batch import TrainBatch, batch_from_groups
+from train.config.run import RunConfig
+from train.weight_sync.buckets import group_into_buckets
+
+
+def rollout_settings(config: RunConfig) -> RolloutSettings:
+    """The part of a resolved configuration that the rollout worker needs."""
+    assert config.model.hf_checkpoint is not None
+    assert config.job.rollout_threads is not None
+    return RolloutSettings(
+        rollout=config.rollout,
+        reward=config.reward,
+        data=config.data,
+        model_dir=Path(config.model.hf_checkpoint),
+        seed=config.job.seed,
+        threads=config.job.rollout_threads,
+        bf16=config.model.bf16,
+        trust_remote_code=config.model.trust_remote_code,
+    )
+
+
+class RolloutRole:
+    """Collects groups and turns them into a validated training batch."""
+
+    def __init__(self, config: RunConfig, accelerator: Accelerator) -> None:
+        self._config = config
+        self._worker = RolloutWorker(rollout_settings(config), accelerator)
+
+    def start(self) -> None:
+        self._worker.start()
+
+    def rollout(self, rollout_id: int) -> tuple[TrainBatch | None, dict[str, float]]:
+        """The batch of one rollout and its metrics; no batch when filtering left nothing to train on."""
+        output = self._worker.collect(rollout_id)
+        batch = batch_from_groups(output.groups, self._config) if output.groups else None
+        return batch, output.metrics
+
+    def update_weights(self, version: int, buckets: Iterable[Mapping[str, torch.Tensor]]) -> None:
+        self._worker.update_weights(version, buckets)
+
+    def close(self) -> None:
+        self._worker.close()
+
+
+class TrainerRole:
+    """One trainer rank."""
+
+    def __init__(self, config: RunConfig, accelerator: Accelerator, *, rank: int, store_path: str | None) -> None:
+        from train.megatron.bootstrap import prepare_megatron
+
+        assert config.model.hf_checkpoint is not None
+        assert config.job.trainer_threads is not None
+        torch.set_num_threads(config.job.trainer_threads)
+        prepare_megatron(accelerator)
+        from train.megatron.trainer import MegatronTrainer
+
+        self._trainer = MegatronTrainer(
+            config,
+            accelerator,
+            rank=rank,
+            world_size=config.actor_world_size,
+            store_path=store_path,
+            hf_directory=Path(config.model.hf_checkpoint),
+        )
+
+    def train(self, batch: TrainBatch, rollout_id: int) -> dict[str, float]:
+        return self._trainer.train(batch, rollout_id)
+
+    def weight_buckets(self) -> Iterator[dict[str, torch.Tensor]]:
+        """Whole tensors under Hugging Face names, in buckets; every rank has to draw them all (collective)."""
+        yield from group_into_buckets(self._trainer.export_weights())
+
+    def save_hf(self, directory: Path) -> None:
+        self._trainer.save_hf(directory)
+
+    def close(self) -> None:
+        self._trainer.close()
