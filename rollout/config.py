@@ -13,7 +13,8 @@ class RolloutConfig(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     rollout_engine: Literal["auto", "torch", "sglang"] = Field(
-        "auto", description="who generates: the embedded engine (torch) or SGLang servers (auto: sglang where it is installed)"
+        "auto",
+        description="who generates: the embedded engine (torch) or SGLang servers (auto: sglang if installed)",
     )
     rollout_mode: Literal["sync"] = Field("sync", description="how rollout and training follow each other")
     rollout_batch_size: int = Field(32, ge=1, description="groups (prompts) that one step trains on")
@@ -30,11 +31,11 @@ class RolloutConfig(BaseModel):
     rollout_top_p: float = Field(1.0, gt=0, le=1, allow_inf_nan=False, description="nucleus sampling")
     rollout_top_k: int = Field(-1, ge=-1, description="sample among the k likeliest tokens (-1: all)")
     rollout_stop: tuple[str, ...] = Field((), description="strings that end a response; kept in it")
-    rollout_stop_token_ids: tuple[int, ...] = Field((), description="token ids that end a response, besides the model's own")
+    rollout_stop_token_ids: tuple[int, ...] = Field((), description="token ids that also end a response")
     dynamic_sampling_filter_path: str | None = Field(
         None, description="module.function that decides which groups are worth training on"
     )
-    max_sampling_rounds: int = Field(20, ge=1, description="sampling rounds after which --on-sampling-exhausted decides")
+    max_sampling_rounds: int = Field(20, ge=1, description="rounds after which --on-sampling-exhausted decides")
     on_sampling_exhausted: Literal["fallback", "shrink", "raise"] = Field(
         "raise", description="fill up with dropped groups, train on fewer groups, or stop"
     )
@@ -46,7 +47,9 @@ class RolloutConfig(BaseModel):
     )
     engine_max_running_requests: int = Field(512, ge=1, description="requests that the embedded engine decodes at once")
     engine_max_total_tokens: int | None = Field(
-        None, ge=1, description="tokens that the embedded engine's KV cache holds (default: as many as the running requests need)"
+        None,
+        ge=1,
+        description="tokens in the embedded engine's KV cache (default: as many as the running requests need)",
     )
 
 
@@ -56,12 +59,15 @@ class RewardConfig(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     rm_type: str = Field(
-        "exact_match", description="exact_match, math, reasoning_gym:TASK (or reasoning_gym with the task in the metadata), remote_rm"
+        "exact_match",
+        description="exact_match, math, remote_rm, reasoning_gym:TASK (or reasoning_gym: the metadata names the task)",
     )
     rm_url: str | None = Field(None, description="address of the reward service for --rm-type remote_rm")
     rm_timeout: float = Field(60.0, gt=0, allow_inf_nan=False, description="seconds that one reward may take")
     rm_concurrency: int = Field(64, ge=1, description="reward calls under way at once")
     rm_retries: int = Field(3, ge=0, description="retries of a reward service that does not answer")
-    custom_rm_path: str | None = Field(None, description="module.function(args, sample) that gives the reward, sync or async")
+    custom_rm_path: str | None = Field(
+        None, description="module.function(args, sample) that gives the reward; may be async"
+    )
     reward_key: str | None = Field(None, description="which entry of a mapping reward is trained on")
     user_code_dir: str | None = Field(None, description="directory where the functions given by path are found")

@@ -17,7 +17,7 @@ from train.config.sections import (
 
 
 class RunConfig(Section):
-    """Everything that decides what a run does. Section fields are the flags: ``rollout.rollout_top_p`` is ``--rollout-top-p``."""
+    """Everything that decides what a run does; a section's field ``rollout_top_p`` is the flag ``--rollout-top-p``."""
 
     job: JobConfig = JobConfig()
     model: ModelConfig = ModelConfig()

@@ -18,18 +18,34 @@ class JobConfig(Section):
 
     accelerator: str = Field("auto", description="cpu, cuda, musa, a registered vendor's name, or auto")
     emulate: bool = Field(False, description="use the accelerator's emulation in host memory, where it has one")
-    launcher: Literal["ray", "inline"] = Field("ray", description="ray: workers on this machine or a cluster; inline: one process")
-    ray_address: str | None = Field(None, description="join this Ray cluster ('auto' or host:port) instead of starting one here")
+    launcher: Literal["ray", "inline"] = Field(
+        "ray", description="ray: workers on this machine or a cluster; inline: one process"
+    )
+    ray_address: str | None = Field(
+        None, description="join this Ray cluster ('auto' or host:port) instead of starting one here"
+    )
     actor_num_nodes: int = Field(1, ge=1, description="nodes that train")
     actor_num_gpus_per_node: int | None = Field(
-        None, ge=1, description="devices per node that train (default: one replica of tensor x pipeline x context parallel)"
+        None,
+        ge=1,
+        description="devices per node that train (default: one replica of tensor x pipeline x context parallel)",
     )
     rollout_num_gpus: int | None = Field(
-        None, ge=0, description="devices that generate (default: one, or none of its own where devices can be shared, as on cpu)"
+        None,
+        ge=0,
+        description="devices that generate (default: one, or none of its own where devices can be shared, as on cpu)",
     )
     rollout_num_gpus_per_engine: int = Field(1, ge=1, description="devices of one rollout engine")
-    trainer_threads: int = Field(1, ge=1, description="CPU threads of each trainer process")
-    rollout_threads: int = Field(1, ge=1, description="CPU threads of the rollout process")
+    trainer_threads: int | None = Field(
+        None,
+        ge=1,
+        description="CPU threads of each trainer process (default: a share of the cores where devices are cores, or 1)",
+    )
+    rollout_threads: int | None = Field(
+        None,
+        ge=1,
+        description="CPU threads of the rollout process (default: all cores where devices are cores, else 1)",
+    )
     seed: int = Field(0, ge=0, lt=2**32, description="seed of model, prompts and sampling")
     num_rollout: int = Field(150, ge=1, description="training steps, each with a rollout before it")
 
@@ -38,7 +54,9 @@ class ModelConfig(Section):
     """Model"""
 
     hf_checkpoint: str | None = Field(None, description="Hugging Face model directory (default: the built-in example)")
-    ref_load: str | None = Field(None, description="Hugging Face directory of the reference model (default: the initial weights)")
+    ref_load: str | None = Field(
+        None, description="Hugging Face directory of the reference model (default: the initial weights)"
+    )
     bf16: bool = Field(False, description="train and generate in bfloat16 (master weights and gradients stay fp32)")
     trust_remote_code: bool = Field(False, description="run Python code that a checkpoint brings along")
 
@@ -57,19 +75,29 @@ class AlgorithmConfig(Section):
     """Algorithm"""
 
     advantage_estimator: Literal["grpo"] = Field("grpo", description="how rewards become advantages")
-    grpo_std_normalization: bool = Field(True, description="divide a group's advantages by its standard deviation (off: mean only)")
-    eps_clip: float = Field(0.2, ge=0, lt=1, allow_inf_nan=False, description="lower clip of the importance ratio, 1 - this")
-    eps_clip_high: float | None = Field(
-        None, ge=0, allow_inf_nan=False, description="upper clip of the importance ratio, 1 + this (default: --eps-clip)"
+    grpo_std_normalization: bool = Field(
+        True, description="divide a group's advantages by its standard deviation (off: mean only)"
     )
-    kl_loss_coef: float = Field(0.0, ge=0, allow_inf_nan=False, description="weight of the KL divergence to the reference model")
+    eps_clip: float = Field(
+        0.2, ge=0, lt=1, allow_inf_nan=False, description="lower clip of the importance ratio, 1 - this"
+    )
+    eps_clip_high: float | None = Field(
+        None,
+        ge=0,
+        allow_inf_nan=False,
+        description="upper clip of the importance ratio, 1 + this (default: --eps-clip)",
+    )
+    kl_loss_coef: float = Field(
+        0.0, ge=0, allow_inf_nan=False, description="weight of the KL divergence to the reference model"
+    )
     kl_loss_type: Literal["k1", "k2", "k3"] = Field("k3", description="estimator of that divergence (Schulman 2020)")
     entropy_coef: float = Field(0.0, ge=0, allow_inf_nan=False, description="weight of the entropy bonus")
     loss_aggregation: Literal["token-mean", "sequence-mean"] = Field(
         "token-mean", description="mean over all tokens of the batch, or over sequences of their token means"
     )
     use_rollout_logprobs: bool | None = Field(
-        None, description="take the rollout's log-probabilities as the old policy's (default: on for the embedded engine in fp32)"
+        None,
+        description="take the rollout's log-probabilities as the old policy's (default: on for engine torch in fp32)",
     )
 
 
@@ -91,13 +119,23 @@ class OptimizerSection(Section):
 class BatchConfig(Section):
     """Training batch"""
 
-    num_steps_per_rollout: int | None = Field(None, ge=1, description="optimizer steps on one rollout's samples (default: 1)")
-    global_batch_size: int | None = Field(
-        None, ge=1, description="samples in one optimizer step (default: the rollout's samples / --num-steps-per-rollout)"
+    num_steps_per_rollout: int | None = Field(
+        None, ge=1, description="optimizer steps on one rollout's samples (default: 1)"
     )
-    micro_batch_size: int | None = Field(None, ge=1, description="samples in one forward and backward pass (default: all that a rank has in a step, up to 128)")
+    global_batch_size: int | None = Field(
+        None,
+        ge=1,
+        description="samples in one optimizer step (default: the rollout's samples / --num-steps-per-rollout)",
+    )
+    micro_batch_size: int | None = Field(
+        None,
+        ge=1,
+        description="samples in one forward and backward pass (default: all that a rank has in a step, up to 128)",
+    )
     use_dynamic_batch_size: bool = Field(False, description="fill micro-batches by tokens instead of samples")
-    max_tokens_per_gpu: int | None = Field(None, ge=1, description="tokens in one micro-batch, padding included, with --use-dynamic-batch-size")
+    max_tokens_per_gpu: int | None = Field(
+        None, ge=1, description="tokens in one micro-batch, padding included, with --use-dynamic-batch-size"
+    )
 
 
 class OutputConfig(Section):
@@ -105,5 +143,9 @@ class OutputConfig(Section):
 
     output_dir: str | None = Field(None, description="where the run writes (default: runs/<time>-<name>)")
     run_name: str | None = Field(None, description="name in the default output directory")
-    save_hf: str | None = Field(None, description="write the trained model there as a Hugging Face directory at the end")
-    progress: Literal["auto", "live", "plain", "off"] = Field("auto", description="how progress is shown (auto: live in a terminal)")
+    save_hf: str | None = Field(
+        None, description="write the trained model there as a Hugging Face directory at the end"
+    )
+    progress: Literal["auto", "live", "plain", "off"] = Field(
+        "auto", description="how progress is shown (auto: live in a terminal)"
+    )

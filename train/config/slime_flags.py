@@ -1,0 +1,198 @@
+"""What slime's flags are here: aliases that we take, and for the rest what to use instead or why there is none.
+
+slime's command line is its own flags (``slime/utils/arguments.py``) plus Megatron-LM's and SGLang's. None of
+theirs is swallowed: it is one of ours by the same name, or in ``ALIASES``, or an error with what ``reason`` returns.
+"""
+
+from __future__ import annotations
+
+# Same meaning under another name: option -> (field, value that it sets).
+ALIASES: dict[str, tuple[str, object]] = {
+    "disable-grpo-std-normalization": ("grpo_std_normalization", False),
+    "calculate-per-token-loss": ("loss_aggregation", "token-mean"),
+}
+
+_USE = {  # slime's option: what to give instead
+    "balance-data": "leave it out: ranks and micro-batches are always balanced by tokens",
+    "train-backend": "leave it out: training is Megatron-Core",
+    "use-kl-loss": "--kl-loss-coef above 0 switches the KL loss on",
+    "kl-coef": "--kl-loss-coef: the KL divergence is part of the loss, not of the reward",
+    "use-unbiased-kl": "--kl-loss-type k3 (or k1, k2)",
+    "rollout-seed": "--seed, which seeds model, prompts and sampling",
+    "num-epoch": "--num-rollout; an epoch is prompts / --rollout-batch-size rollouts",
+    "num-gpus-per-node": "--actor-num-gpus-per-node and --rollout-num-gpus",
+    "distributed-backend": "--accelerator; its backend follows from it",
+    "use-distributed-optimizer": "leave it out: the optimizer is always distributed over the data-parallel ranks",
+    "optimizer": "leave it out: the optimizer is Adam",
+    "use-rollout-entropy": "leave it out: the entropy is always in the metrics",
+    "get-mismatch-metrics": "leave it out: train/train_rollout_logprob_abs_diff is always in the metrics",
+    "disable-rewards-normalization": "--no-grpo-std-normalization: no division; the mean is always subtracted",
+    "rollout-sample-filter-path": "--rollout-sample-hook-path, or --dynamic-sampling-filter-path for whole groups",
+    "buffer-filter-path": "--dynamic-sampling-filter-path",
+    "custom-reward-post-process-path": "--rollout-sample-hook-path or --custom-rm-path",
+    "norm-epsilon": "leave it out: it is read from config.json in --hf-checkpoint",
+    "megatron-to-hf-mode": "leave it out: Hugging Face weights go in and out directly",
+    "model-name": "leave it out: the model family is read from config.json in --hf-checkpoint",
+    "finetune": "leave it out: --hf-checkpoint always starts a new run",
+    "wandb-project": "metrics.jsonl in the run directory; this version has no Weights & Biases tracker",
+    "sglang-server-concurrency": "--engine-max-running-requests",
+    "lr-warmup-fraction": "--lr-warmup-iters",
+    "lr-warmup-samples": "--lr-warmup-iters",
+    "lr-decay-samples": "--lr-decay-iters",
+    "init-method-std": "leave it out: weights come from --hf-checkpoint",
+    "tokenizer-model": "--hf-checkpoint, whose tokenizer is used",
+    "tokenizer-type": "--hf-checkpoint, whose tokenizer is used",
+    "data-path": "--prompt-data",
+    "train-iters": "--num-rollout",
+    "log-passrate": "metrics.jsonl; this version reports no pass rate",
+    "use-cpu-initialization": "leave it out",
+    "no-check-for-nan-in-loss-and-grad": "leave it out: a loss that is not finite always stops the run",
+    "fp16": "--bf16",
+}
+
+_LATER = {  # what this version does not do yet: its options
+    "checkpoints of a run": """
+        save load save-interval async-save no-save-optim no-save-rng no-load-optim no-load-rng ckpt-step ckpt-format
+        start-rollout-id ref-ckpt-step save-retain-interval
+    """,
+    "evaluation during training": """
+        eval-interval eval-prompt-data eval-config eval-function-path skip-eval-before-train n-samples-per-eval-prompt
+        custom-eval-rollout-log-function-path
+    """,
+    "devices that training and rollout take turns on": """
+        colocate offload offload-train offload-rollout train-memory-margin-bytes disable-weights-backuper
+    """,
+    "trackers other than metrics.jsonl": """
+        use-wandb use-mlflow use-tensorboard log-multi-turn log-reward-category log-correct-samples
+    """,
+    "rollout engines that it does not start itself": """
+        rollout-external rollout-external-engine-addrs rollout-buffer-url rollout-buffer fetch-trajectory-retry-times
+        min-batch-collection-ratio prefill-num-servers sglang-config
+    """,
+    "rollout that runs ahead of training": """
+        partial-rollout mask-offpolicy-in-partial-rollout update-weights-interval keep-old-actor
+    """,
+    "corrections for off-policy samples": """
+        use-tis tis-clip tis-clip-low custom-tis-function-path use-opsm opsm-delta eps-clip-c
+    """,
+    "recorded and replayed rollouts": """
+        save-debug-rollout-data load-debug-rollout-data load-debug-rollout-data-subsample debug-rollout-only
+        debug-train-only save-debug-train-data dump-details check-weight-update-equal
+    """,
+    "restarts of engines that fail": """
+        use-fault-tolerance rollout-health-check-interval rollout-health-check-timeout rollout-health-check-first-wait
+    """,
+    "mixture-of-experts models": """
+        use-routing-replay use-rollout-routing-replay num-experts expert-tensor-parallel-size
+    """,
+    "a critic": """
+        value-clip gamma lambd num-critic-only-steps normalize-advantages
+    """,
+    "other losses than GRPO's": """
+        loss-type custom-loss-function-path custom-pg-loss-reducer-function-path
+        disable-compute-advantages-and-returns loss-mask-type
+    """,
+    "a rollout written by the user": """
+        rollout-function-path custom-generate-function-path custom-rollout-log-function-path data-source-path
+        rollout-data-postprocess-path disable-rollout-global-dataset custom-convert-samples-to-train-data-path
+        rollout-all-samples-process-path custom-config-path group-rm
+    """,
+    "images and tools in prompts": """
+        multimodal-keys tool-key apply-chat-template-kwargs
+    """,
+    "a choice of what is trained": """
+        only-train-params-name-list freeze-params-name-list custom-model-provider-path custom-megatron-init-path
+        custom-megatron-before-log-prob-hook-path custom-megatron-before-train-step-hook-path
+    """,
+    "optimizer but Adam, and no state of it but in the trainer": """
+        use-stateless-adam optimizer-cpu-offload use-precision-aware-optimizer overlap-cpu-optimizer-d2h-h2d
+        reset-optimizer-states
+    """,
+    "reference model that changes": """
+        ref-update-interval
+    """,
+    "a choice of attention layout or kernels": """
+        qkv-format attention-backend use-flash-attn transformer-impl true-on-policy-mode attention-softmax-in-fp32
+        accumulate-allreduce-grads-in-fp32 deterministic-mode
+    """,
+    "recomputation or chunking that saves memory": """
+        recompute-loss-function log-probs-chunk-size log-probs-max-tokens-per-gpu recompute-granularity
+        recompute-method recompute-num-layers recompute-modules
+    """,
+    "overlap of communication with computation": """
+        overlap-grad-reduce overlap-param-gather tp-comm-overlap update-weight-buffer-size use-distributed-post
+    """,
+    "profiles and memory records": """
+        profile-target memory-recorder memory-snapshot-dir memory-snapshot-num-steps record-memory-history
+        use-pytorch-profiler
+    """,
+    "batches that change their size": """
+        use-dynamic-global-batch-size disable-rollout-trim-samples data-pad-size-multiplier rollout-task-type
+    """,
+    "settings of worker processes": """
+        train-env-vars http-proxy distributed-timeout-minutes rollout-skip-special-tokens
+    """,
+    "virtual pipeline stages": """
+        num-layers-per-virtual-pipeline-stage decoder-first-pipeline-num-layers decoder-last-pipeline-num-layers
+    """,
+    "multi-token prediction": """
+        enable-mtp-training
+    """,
+    "low-precision training": """
+        fp8-format fp8-recipe fp8 fp8-param-gather
+    """,
+}
+
+_MODEL_SHAPE = """
+    num-layers hidden-size ffn-hidden-size num-attention-heads num-query-groups kv-channels max-position-embeddings
+    seq-length vocab-size padded-vocab-size make-vocab-size-divisible-by position-embedding-type rotary-base
+    rotary-percent use-rotary-position-embeddings rotary-scaling-factor use-rope-scaling no-rope-fusion normalization
+    norm-eps swiglu disable-bias-linear add-qkv-bias qk-layernorm group-query-attention hidden-dropout
+    untie-embeddings-and-output-weights attention-dropout apply-layernorm-1p multi-latent-attention spec
+"""  # Megatron-LM's description of the model
+
+_METRICS = "metrics.jsonl in the run directory has every metric"
+
+_FAMILIES = (  # beginnings of names, the longer ones first
+    ("sglang-router-", "this version starts no router"),
+    ("sglang-", "this version has no SGLang server settings; the torch engine has the --engine-* flags"),
+    ("slime-router-", "this version starts no router"),
+    ("use-slime-router", "this version starts no router"),
+    ("router-", "this version starts no router"),
+    ("wandb-", f"this version has no Weights & Biases tracker; {_METRICS}"),
+    ("disable-wandb-", f"this version has no Weights & Biases tracker; {_METRICS}"),
+    ("mlflow-", f"this version has no MLflow tracker; {_METRICS}"),
+    ("tb-", f"this version has no TensorBoard tracker; {_METRICS}"),
+    ("eval-", "this version has no evaluation during training"),
+    ("critic-", "this version has no critic"),
+    ("opd-", "this version has no distillation"),
+    ("use-opd", "this version has no distillation"),
+    ("moe-", "this version has no mixture-of-experts models"),
+    ("mtp-", "this version has no multi-token prediction"),
+    ("fsdp-", "training is Megatron-Core"),
+    ("ci-", "slime's own tests use it"),
+)
+
+_REASONS: dict[str, str] = {
+    **{option: f"use {instead}" if instead.startswith("-") else instead for option, instead in _USE.items()},
+    **{option: f"this version has no {what}" for what, options in _LATER.items() for option in options.split()},
+    **dict.fromkeys(
+        _MODEL_SHAPE.split(), "leave it out: the model's shape is read from config.json in --hf-checkpoint"
+    ),
+}
+
+
+def known_options() -> frozenset[str]:
+    """Every option of the tables, without its dashes; the families are not spelt out."""
+    return frozenset(_REASONS) | frozenset(ALIASES)
+
+
+def reason(option: str) -> str | None:
+    """What to say about an option of slime's (no dashes before it) that is not one of ours; None for any other word."""
+    for name in (option, option.removeprefix("no-")):
+        if name in _REASONS:
+            return _REASONS[name]
+        for beginning, why in _FAMILIES:
+            if name.startswith(beginning):
+                return why
+    return None
