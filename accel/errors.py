@@ -2,4 +2,4 @@
 
 
 class AcceleratorError(RuntimeError):
-    """An accelerator was asked for that is not usable, or asked for something it cannot do. The message says what to do."""
+    """An accelerator is not usable, or was asked for what it cannot do. The message says what to do."""

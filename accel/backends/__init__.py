@@ -1,0 +1,1 @@
+"""One file a vendor: the only places that name one."""

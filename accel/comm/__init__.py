@@ -1,0 +1,29 @@
+"""Backend strings and process groups of the selected accelerator."""
+
+from accel.comm.backend_strings import (
+    BackendSpec,
+    is_accelerator_backend,
+    normalize_backend,
+    process_group_backend,
+    weight_update_backend,
+)
+from accel.comm.process_groups import (
+    barrier,
+    destroy_process_group,
+    init_process_group,
+    new_host_group,
+    tcp_address,
+)
+
+__all__ = [
+    "BackendSpec",
+    "barrier",
+    "destroy_process_group",
+    "init_process_group",
+    "is_accelerator_backend",
+    "new_host_group",
+    "normalize_backend",
+    "process_group_backend",
+    "tcp_address",
+    "weight_update_backend",
+]

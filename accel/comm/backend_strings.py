@@ -1,0 +1,148 @@
+"""torch.distributed backend strings ("nccl", "cpu:gloo,musa:mccl"), parsed instead of searched for substrings.
+
+CUDA-hard-coded code and users write ``nccl`` and ``cuda``; both mean the selected accelerator here.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+import torch.distributed as dist
+
+from accel.contract import Accelerator
+from accel.errors import AcceleratorError
+from accel.registry import get_accelerator
+
+HOST_DEVICE = "cpu"
+HOST_BACKEND = "gloo"
+ANY_DEVICE = "cuda"  # what code that knows one vendor calls the device…
+ANY_BACKEND = "nccl"  # …and its collectives
+_WORD = re.compile(r"[a-z0-9_-]+")
+
+
+@dataclass(frozen=True)
+class BackendSpec:
+    """A parsed backend string: one bare backend, or one backend per device type in the order given."""
+
+    bare: str | None
+    by_device: tuple[tuple[str, str], ...] = ()
+
+    @classmethod
+    def parse(cls, text: str) -> BackendSpec:
+        """Parse one string; spaces and upper case are accepted, anything malformed is an AcceleratorError."""
+        parts = [part.strip().lower() for part in text.split(",")]
+        if len(parts) == 1 and ":" not in parts[0]:
+            return cls(bare=_word(parts[0], text))
+        pairs: dict[str, str] = {}
+        for part in parts:
+            device, colon, backend = (piece.strip() for piece in part.partition(":"))
+            if not colon:
+                raise _malformed(text, f"{part!r} has no device before it")
+            if _word(device, text) in pairs:
+                raise _malformed(text, f"the device {device!r} is named twice")
+            pairs[device] = _word(backend, text)
+        return cls(bare=None, by_device=tuple(pairs.items()))
+
+    def __str__(self) -> str:
+        return self.bare or ",".join(f"{device}:{backend}" for device, backend in self.by_device)
+
+    def backends(self) -> tuple[str, ...]:
+        """The backends named, in order."""
+        return (self.bare,) if self.bare else tuple(backend for _, backend in self.by_device)
+
+    def for_device(self, device_type: str) -> str | None:
+        """The backend that serves a device type; a bare one serves all."""
+        return self.bare or dict(self.by_device).get(device_type)
+
+
+def normalize_backend(text: str | None, accelerator: Accelerator | None = None) -> str:
+    """The string to give to torch for what a user or a library asked.
+
+    None, "" and "auto" are the accelerator's own; ``nccl`` and ``cuda:nccl`` are translated to it; a composite string
+    that leaves out the host or the device is completed; an unknown backend or another vendor's device is an
+    AcceleratorError.
+    """
+    accelerator = accelerator or get_accelerator()
+    if text is None or text.strip().lower() in ("", "auto"):
+        text = accelerator.train_backend
+    spec = BackendSpec.parse(text)
+    own = device_backend(accelerator)
+    if spec.bare:
+        return _translated(spec.bare, own, text)
+    pairs: dict[str, str] = {}
+    for device, backend in spec.by_device:
+        target = accelerator.device_type if device == ANY_DEVICE else device
+        if target not in (HOST_DEVICE, accelerator.device_type):
+            raise AcceleratorError(
+                f"the backend string {text!r} names the device {device!r}, this job runs on {accelerator.name!r}: use "
+                f"{HOST_DEVICE!r}, {accelerator.device_type!r}, or leave the device out"
+            )
+        pairs.setdefault(target, _translated(backend, own, text))
+    pairs.setdefault(HOST_DEVICE, HOST_BACKEND)
+    pairs.setdefault(accelerator.device_type, own)
+    ordered = sorted(pairs.items(), key=lambda pair: pair[0] != HOST_DEVICE)
+    return str(BackendSpec(bare=None, by_device=tuple(ordered)))
+
+
+def process_group_backend(accelerator: Accelerator | None = None) -> str:
+    """What training groups are initialised with."""
+    accelerator = accelerator or get_accelerator()
+    return normalize_backend(accelerator.train_backend, accelerator)
+
+
+def weight_update_backend(accelerator: Accelerator | None = None) -> str:
+    """What the group that carries new weights to the engines is initialised with."""
+    accelerator = accelerator or get_accelerator()
+    return normalize_backend(accelerator.weight_update_backend, accelerator)
+
+
+def is_accelerator_backend(text: str, accelerator: Accelerator | None = None) -> bool:
+    """Whether a group of this backend moves the accelerator's tensors with its own collectives.
+
+    ``nccl`` counts as the selected accelerator's, which it is translated to. Unknown words are simply not it.
+    """
+    accelerator = accelerator or get_accelerator()
+    own = device_backend(accelerator)
+    spec = BackendSpec.parse(text)
+    if spec.bare:
+        return spec.bare in (own, ANY_BACKEND)
+    devices = (accelerator.device_type, ANY_DEVICE)
+    return any(device in devices and backend in (own, ANY_BACKEND) for device, backend in spec.by_device)
+
+
+def device_backend(accelerator: Accelerator) -> str:
+    """The one backend that carries the device's tensors ("mccl")."""
+    backend = BackendSpec.parse(accelerator.train_backend).for_device(accelerator.device_type)
+    if backend is None:
+        raise AcceleratorError(
+            f"{accelerator.name!r} declares train_backend {accelerator.train_backend!r} without its own device"
+        )
+    return backend
+
+
+def known_backends(own: str) -> list[str]:
+    """What torch knows in this process, and the accelerator's own (whose plugin may not be imported yet)."""
+    return sorted({*dist.Backend.backend_list, own} - {dist.Backend.UNDEFINED})
+
+
+def _translated(backend: str, own: str, text: str) -> str:
+    if backend == ANY_BACKEND:
+        return own
+    known = known_backends(own)
+    if backend not in known:
+        raise AcceleratorError(f"unknown backend {backend!r} in {text!r}: known here are {', '.join(known)}")
+    return backend
+
+
+def _word(word: str, text: str) -> str:
+    if _WORD.fullmatch(word) is None:
+        raise _malformed(text, f"{word!r} is not a name")
+    return word
+
+
+def _malformed(text: str, why: str) -> AcceleratorError:
+    return AcceleratorError(
+        f"the backend string {text!r} cannot be read: {why}. Write one backend ('nccl') or one per device "
+        "('cpu:gloo,musa:mccl')"
+    )

@@ -1,0 +1,110 @@
+"""From driver to worker: which backend, in words that a worker can import and check.
+
+A specification is ``name=module:attribute@version``. A worker imports exactly that and fails when its copy is another
+version, so that all processes of a job agree. It also carries backends registered in code or shipped with the job.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import os
+import re
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+
+from accel.contract import Accelerator
+from accel.errors import AcceleratorError
+from accel.registry import SPEC_ENV, Registration, Registry, Selection, load_attribute, process_registry
+
+_SPEC = re.compile(r"(?P<name>[^=@:\s]+)=(?P<module>[\w.]+):(?P<attribute>[\w.]+)@(?P<version>[^\s+]\S*)")
+
+
+@dataclass(frozen=True)
+class AcceleratorSpec:
+    """A backend by name, by what makes it, and by version."""
+
+    name: str
+    target: str
+    version: str
+
+    def __str__(self) -> str:
+        return f"{self.name}={self.target}@{self.version}"
+
+    @classmethod
+    def parse(cls, text: str) -> AcceleratorSpec:
+        match = _SPEC.fullmatch(text.strip())
+        if match is None:
+            raise AcceleratorError(f"{text!r} is no accelerator specification: expected name=module:attribute@version")
+        return cls(match["name"], f"{match['module']}:{match['attribute']}", match["version"])
+
+
+def accelerator_spec(accelerator: Accelerator, registry: Registry | None = None) -> str:
+    """The specification of this process's backend; AcceleratorError when no other process could import its factory."""
+    registry = registry or process_registry()
+    selection = registry.selected()
+    if selection is not None and selection.accelerator is accelerator:
+        target: object = selection.registration.target
+    else:
+        registration = registry.registrations().get(accelerator.name)
+        target = registration.target if registration is not None else type(accelerator)
+    text = target if isinstance(target, str) else importable_name(target)
+    load_attribute(text)
+    return str(AcceleratorSpec(accelerator.name, text, code_version(text.partition(":")[0])))
+
+
+def importable_name(factory: object) -> str:
+    """The "module:attribute" of a factory, checked: a lambda or a function of a script cannot be handed over."""
+    module = getattr(factory, "__module__", None)
+    attribute = getattr(factory, "__qualname__", None)
+    name = f"{module}:{attribute}"
+    if module in (None, "__main__") or attribute is None or "<" in attribute:
+        raise AcceleratorError(
+            f"workers cannot import the accelerator factory {name}: put it at the top level of an importable module"
+        )
+    if load_attribute(name) is not factory:
+        raise AcceleratorError(f"{name} is not the registered factory but something else of that name: rename one")
+    return name
+
+
+def load_accelerator_spec(spec: str, registry: Registry | None = None, *, needs_device: bool = True) -> Accelerator:
+    """Import, check and select what the driver handed over; AcceleratorError on another version, name or no device."""
+    wanted = AcceleratorSpec.parse(spec)
+    load_attribute(wanted.target)
+    version = code_version(wanted.target.partition(":")[0])
+    if version != wanted.version:
+        raise AcceleratorError(
+            f"the driver runs {wanted.target} at {wanted.version}, this worker has {version}: install one on every node"
+        )
+    registration = Registration(wanted.name, wanted.target, f"the driver ({wanted.target})")
+    accelerator = registration.make()
+    if needs_device:
+        accelerator.prepare()
+        reason = accelerator.unavailable_reason()
+        if reason is not None:
+            raise AcceleratorError(f"the driver runs on {wanted.name!r}, which is not usable in this worker: {reason}")
+    registry = registry or process_registry()
+    why = f"handed over by the driver ({spec})"
+    return registry.adopt(registration, accelerator, why, accelerator.emulated).accelerator
+
+
+def adopt_from_environment(registry: Registry) -> Selection | None:
+    """The selection named in ``ACCELRL_ACCELERATOR_SPEC``, or None when the variable is not set."""
+    spec = os.environ.get(SPEC_ENV, "").strip()
+    if not spec:
+        return None
+    load_accelerator_spec(spec, registry)
+    return registry.selected()
+
+
+def code_version(module: str) -> str:
+    """Version of the installed package that a module belongs to; for a loose module, a digest of its source."""
+    top = module.partition(".")[0]
+    packages = metadata.packages_distributions().get(top)
+    if packages:
+        return metadata.version(packages[0])
+    found = importlib.util.find_spec(module)
+    if found is None or found.origin is None or not Path(found.origin).is_file():
+        raise AcceleratorError(f"cannot tell the version of the module {module!r}: it has no source file")
+    return "src-" + hashlib.sha256(Path(found.origin).read_bytes()).hexdigest()[:12]
