@@ -1,0 +1,21 @@
+"""Loading the tokenizer that prompts and responses are measured with."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from samples.errors import InputError
+
+
+def load_tokenizer(directory: Path, *, trust_remote_code: bool = False) -> Any:
+    """The ``transformers`` tokenizer of a model directory. Raises InputError when there is none that loads."""
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(directory, trust_remote_code=trust_remote_code)
+    except (OSError, ValueError, KeyError) as error:
+        raise InputError(
+            f"--hf-checkpoint {directory}: the tokenizer does not load ({error}); the directory needs tokenizer.json "
+            "or the model's own tokenizer files"
+        ) from error

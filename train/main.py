@@ -1,0 +1,69 @@
+"""The ``train`` command."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+from train.cli import run_guarded
+from train.config import cli
+from train.config.checks import validate
+from train.config.run import RunConfig
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run ``accelrl train`` with ``argv`` (default: the process's own); returns the exit status."""
+    arguments = sys.argv[1:] if argv is None else argv
+    return run_guarded(lambda: run(arguments))
+
+
+def run(argv: list[str]) -> int:
+    """Parse ``argv``, train, print the last line. 0 when all steps were made, 130 after an interrupt."""
+    from train.example import EXAMPLE_SETTINGS
+
+    explicit = cli.parse_known(argv)
+    example = not explicit.get("hf_checkpoint") and not explicit.get("prompt_data")
+    config = cli.parse(argv, EXAMPLE_SETTINGS if example else {})
+    validate(config)
+    return train(config)
+
+
+def train(config: RunConfig) -> int:
+    """Run a checked configuration to its end."""
+    from observability import JsonlTracker, Progress, summary_line
+    from train.loop import StopRequest, run_loop, stop_on_interrupt
+    from train.prepare import prepare
+
+    # Checkpoints are directories: nothing here asks a model hub.
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    progress = Progress(config.output.progress, total_steps=config.job.num_rollout)
+    stop = StopRequest()
+    with progress, stop_on_interrupt(stop):
+        progress.phase("checking configuration, prompts and device")
+        prepared = prepare(config)
+        config = prepared.config
+        cli.write_config(config, prepared.run_dir / "config.toml", prepared.facts)
+        progress.banner(prepared.facts | {"run directory": str(prepared.run_dir)})
+        if config.job.launcher == "inline":
+            from train.inline import InlineRuntime
+
+            runtime = InlineRuntime(config, prepared.accelerator, progress)
+        else:
+            from train.cluster import RayRuntime
+
+            runtime = RayRuntime(config, prepared.accelerator, progress, prepared.run_dir)
+        tracker = JsonlTracker(prepared.run_dir / "metrics.jsonl")
+        try:
+            runtime.start()
+            history = run_loop(
+                runtime, num_rollout=config.job.num_rollout, tracker=tracker, progress=progress, stop=stop
+            )
+            if config.output.save_hf is not None:
+                progress.phase(f"writing the model to {config.output.save_hf}")
+                runtime.save_hf(Path(config.output.save_hf).absolute())
+        finally:
+            runtime.close()
+            tracker.close()
+    print(summary_line(history, prepared.run_dir), flush=True)
+    return 130 if stop.requested else 0

@@ -1,0 +1,177 @@
+"""From a parsed configuration to a run that can start: device chosen, prompts checked, functions loaded, directory made.
+
+Everything that a person can have got wrong is found here, before any worker starts.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from accel.contract import Accelerator
+from samples.errors import InputError
+from samples.sample import Group
+from train.config.run import RunConfig
+from train.config.sections import Section
+
+
+@dataclass(frozen=True)
+class PreparedRun:
+    """A checked configuration with every default resolved."""
+
+    config: RunConfig
+    accelerator: Accelerator
+    run_dir: Path
+    facts: dict[str, Any]
+
+
+def prepare(config: RunConfig) -> PreparedRun:
+    """Resolve and check ``config``; writes the run directory and, for the built-in example, its model and prompts."""
+    from accel import select_accelerator
+
+    accelerator = select_accelerator(
+        None if config.job.accelerator == "auto" else config.job.accelerator, emulate=config.job.emulate
+    )
+    check_devices(config, accelerator)
+    run_dir = make_run_dir(config)
+    if is_example(config):
+        config = with_example(config, run_dir)
+    config = resolve_threads(config, accelerator)
+    preflight(config)
+    return PreparedRun(config, accelerator, run_dir, run_facts(config, accelerator))
+
+
+def is_example(config: RunConfig) -> bool:
+    """Whether neither a model nor prompts were given, so that the built-in example runs."""
+    return config.model.hf_checkpoint is None and not config.data.prompt_data
+
+
+def with_example(config: RunConfig, run_dir: Path) -> RunConfig:
+    """Write the built-in example under the run directory and point the configuration at it."""
+    from train.example import write_example
+
+    files = write_example(run_dir / "example", config.job.seed)
+    model = _updated(config.model, hf_checkpoint=str(files.hf_checkpoint))
+    data = _updated(config.data, prompt_data=(str(files.prompt_data),))
+    return config.model_copy(update={"model": model, "data": data})
+
+
+def make_run_dir(config: RunConfig) -> Path:
+    """``--output-dir``, or ``runs/<time>-<name>``; an existing run is never written over."""
+    if config.output.output_dir is not None:
+        run_dir = Path(config.output.output_dir)
+        if (run_dir / "metrics.jsonl").exists():
+            raise InputError(f"--output-dir {run_dir} already holds a run (metrics.jsonl): choose another directory")
+    else:
+        name = config.output.run_name or ("example" if is_example(config) else Path(str(config.model.hf_checkpoint)).name)
+        name = re.sub(r"[^\w.-]+", "-", name).strip("-.") or "run"
+        run_dir = _unused(Path("runs") / f"{time.strftime('%Y%m%d-%H%M%S')}-{name}")
+    try:
+        run_dir.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"--output-dir {run_dir} cannot be created: {error.strerror}; choose a writable place") from error
+    return run_dir.resolve()
+
+
+def resolve_threads(config: RunConfig, accelerator: Accelerator) -> RunConfig:
+    """Thread counts as numbers: roles take turns, so on shared cores each role may use them all."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
+    if accelerator.capabilities.exclusive_devices:
+        trainer = rollout = 1
+    else:
+        trainer = max(1, cores * config.job.actor_num_nodes // config.actor_world_size)
+        rollout = cores
+    job = _updated(
+        config.job,
+        trainer_threads=config.job.trainer_threads or trainer,
+        rollout_threads=config.job.rollout_threads or rollout,
+    )
+    return config.model_copy(update={"job": job})
+
+
+def check_devices(config: RunConfig, accelerator: Accelerator) -> None:
+    """On one machine, refuse a job that needs more devices than are visible; on a cluster Ray's counts decide."""
+    if config.job.ray_address is not None:
+        return
+    rollout = config.job.rollout_num_gpus
+    if rollout is None:
+        rollout = 1 if accelerator.capabilities.exclusive_devices and config.job.launcher == "ray" else 0
+    needed = config.actor_world_size + rollout
+    there = accelerator.device_count()
+    if needed > there:
+        from accel.errors import AcceleratorError
+
+        variable = accelerator.visible_devices_env
+        seen = f" ({variable}={os.environ.get(variable, 'unset')})" if variable else ""
+        raise AcceleratorError(
+            f"the job needs {needed} {accelerator.name} device(s): {config.actor_world_size} to train (--actor-num-nodes x "
+            f"--actor-num-gpus-per-node) and {rollout} for rollout (--rollout-num-gpus), but {there} are there{seen}. "
+            f"{accelerator.more_devices_hint()}"
+        )
+
+
+def preflight(config: RunConfig) -> Group:
+    """Load what the workers will load and draw a first group from a data source that is then thrown away."""
+    from rollout.collectors.sync import FilterArgs
+    from rollout.engines.factory import choose_engine
+    from rollout.limits import context_limits
+    from rollout.rewards import build_reward
+    from rollout.worker import load_filter
+    from samples import DataSource, load_function
+    from samples.tokenizer import load_tokenizer
+    from train.roles import rollout_settings
+
+    choose_engine(config.rollout)
+    settings = rollout_settings(config)
+    limits = context_limits(settings.model_dir, config.rollout, config.data)
+    load_filter(settings)
+    for path in config.rollout.rollout_sample_hook_path:
+        load_function(path, "--rollout-sample-hook-path", config.reward.user_code_dir)
+    build_reward(config.reward, FilterArgs(config.rollout, config.reward))
+    source = DataSource(
+        config.data,
+        load_tokenizer(settings.model_dir, trust_remote_code=settings.trust_remote_code),
+        seed=config.job.seed,
+        n_samples_per_prompt=config.rollout.n_samples_per_prompt,
+        max_prompt_len=limits.max_prompt_len,
+    )
+    return source.next_groups(1)[0]
+
+
+def run_facts(config: RunConfig, accelerator: Accelerator) -> dict[str, Any]:
+    """What this run runs on, for ``config.toml`` and the banner."""
+    import platform
+
+    import torch
+
+    from rollout.engines.factory import choose_engine
+
+    engine, why = choose_engine(config.rollout)
+    return {
+        "accelerator": accelerator.name,
+        "emulated": config.job.emulate,
+        "devices": accelerator.device_count(),
+        "trainer_ranks": config.actor_world_size,
+        "engine": engine,
+        "engine_reason": why,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+    }
+
+
+def _updated(section: Section | Any, **values: Any) -> Any:
+    """A copy with other values, checked again (``model_copy`` alone does not check)."""
+    return type(section)(**(section.model_dump() | values))
+
+
+def _unused(path: Path) -> Path:
+    candidate, number = path, 1
+    while candidate.exists():
+        number += 1
+        candidate = path.with_name(f"{path.name}-{number}")
+    return candidate
