@@ -1,0 +1,56 @@
+"""Model families that can be trained, one file each. Importing this needs torch, not Megatron."""
+
+from __future__ import annotations
+
+import difflib
+from typing import Any
+
+from samples.errors import InputError
+from train.megatron.models.family import ModelFamily
+from train.megatron.models.llama import FAMILY as LLAMA
+from train.megatron.models.qwen2 import FAMILY as QWEN2
+from train.megatron.models.qwen3 import FAMILY as QWEN3
+
+FAMILIES: dict[str, ModelFamily] = {family.model_type: family for family in (LLAMA, QWEN2, QWEN3)}
+
+
+def is_multimodal(raw_config: dict[str, Any]) -> bool:
+    """Whether a config.json describes several towers, of which text is one."""
+    return any(raw_config.get(part) is not None for part in ("text_config", "vision_config", "audio_config"))
+
+
+def check_model_type(model_type: str | None, source: str, multimodal: bool = False) -> None:
+    """Raise InputError, naming ``source`` and the supported list, for a model_type without a family."""
+    if model_type in FAMILIES and not multimodal:
+        return
+    kind = "is multimodal and " if multimodal else ""
+    near = difflib.get_close_matches(model_type or "", FAMILIES, n=1)
+    hint = f"; nearest: {near[0]}" if near else ""
+    raise InputError(
+        f"{source}: model_type {model_type!r} {kind}is not supported for training{hint}. "
+        f"Supported: {', '.join(sorted(FAMILIES))} (text only)"
+    )
+
+
+def family_of(hf_config: Any, source: str = "--hf-checkpoint") -> ModelFamily:
+    """The family of a Hugging Face config, after every field of the config has been checked.
+
+    Raises InputError for a model_type without a family, a multimodal model, a quantised one, and any field whose value
+    the family does not implement.
+    """
+    multimodal = any(
+        getattr(hf_config, part, None) is not None for part in ("text_config", "vision_config", "audio_config")
+    )
+    check_model_type(hf_config.model_type, source, multimodal)
+    quantization = getattr(hf_config, "quantization_config", None)
+    if quantization is not None:
+        raise InputError(
+            f"{source}: the checkpoint is quantised (quantization_config={quantization!r}); "
+            "training needs the float32, bfloat16 or float16 weights"
+        )
+    architectures = hf_config.architectures or ()
+    if architectures and not any(name.endswith("ForCausalLM") for name in architectures):
+        raise InputError(f"{source}: architectures={list(architectures)} is not a causal language model (…ForCausalLM)")
+    family = FAMILIES[hf_config.model_type]
+    family.fields.check(hf_config, source)
+    return family

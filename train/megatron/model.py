@@ -1,0 +1,120 @@
+"""From a Hugging Face config to a Megatron GPTModel for this rank.
+
+Nothing here imports Megatron before it is called; call ``train.megatron.bootstrap.prepare_megatron`` first.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from samples.errors import InputError
+from train.config.run import RunConfig
+from train.megatron.layout import check_layout, padded_vocab_size
+from train.megatron.models import check_model_type, family_of
+
+if TYPE_CHECKING:
+    from megatron.core.models.gpt import GPTModel
+    from megatron.core.transformer import TransformerConfig
+
+# A padded vocabulary entry must never be sampled or weigh in a softmax; finite, so that p * log p stays zero, not NaN.
+PADDED_LOGIT = -3.0e4
+
+
+def load_hf_config(directory: str | Path, trust_remote_code: bool = False, source: str = "--hf-checkpoint") -> Any:
+    """Read ``config.json`` of a Hugging Face model directory as transformers' own config object.
+
+    Cheap (no weights are read), so the driver does it before it starts workers. Raises InputError for a directory, a
+    file or a model_type that cannot be used; ``source`` is the flag that named the directory.
+    """
+    path = Path(directory) / "config.json"
+    try:
+        raw = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise InputError(f"{source} {directory}: no config.json there; name a Hugging Face model directory") from None
+    except (OSError, ValueError) as error:
+        raise InputError(f"{source}: {path} cannot be read: {error}") from error
+    if not isinstance(raw, dict):
+        raise InputError(f"{source}: {path} holds a {type(raw).__name__}, not an object")
+    multimodal = any(part in raw for part in ("text_config", "vision_config", "audio_config"))
+    check_model_type(raw.get("model_type"), f"{source} {directory}", multimodal)
+
+    from transformers import AutoConfig  # seconds to import: only once it is needed
+
+    try:
+        return AutoConfig.from_pretrained(str(directory), trust_remote_code=trust_remote_code, local_files_only=True)
+    except (ValueError, TypeError, KeyError, OSError) as error:
+        raise InputError(f"{source}: transformers cannot read {path}: {error}") from error
+
+
+def transformer_config(hf_config: Any, config: RunConfig) -> TransformerConfig:
+    """Megatron's config of this model: the family's architecture, and how we run it."""
+    from megatron.core.transformer import TransformerConfig
+
+    parallel = config.parallel
+    dtype = torch.bfloat16 if config.model.bf16 else torch.float32
+    return TransformerConfig(
+        **family_of(hf_config).transformer_config(hf_config),
+        tensor_model_parallel_size=parallel.tensor_model_parallel_size,
+        pipeline_model_parallel_size=parallel.pipeline_model_parallel_size,
+        context_parallel_size=parallel.context_parallel_size,
+        expert_model_parallel_size=parallel.expert_model_parallel_size,
+        sequence_parallel=parallel.sequence_parallel,
+        params_dtype=dtype,
+        pipeline_dtype=dtype,
+        bf16=config.model.bf16,
+        perform_initialization=False,  # every weight is loaded; load_hf_weights fails on one that is not
+        # These fusions need TransformerEngine or Apex, or torch's just-in-time compiler, which only pays on CUDA.
+        apply_rope_fusion=False,
+        bias_activation_fusion=False,
+        bias_dropout_fusion=False,
+        masked_softmax_fusion=False,
+        gradient_accumulation_fusion=False,
+        persist_layer_norm=False,
+    )
+
+
+def build_model(hf_config: Any, config: RunConfig) -> GPTModel:
+    """This rank's part of the model, for the current ``parallel_state``; its weights are not set: load them.
+
+    Logits [b, s, vocabulary / tensor-parallel size] stay split; padded entries of the vocabulary are ``PADDED_LOGIT``.
+    Parameters are float32, or bfloat16 under ``--bf16``, on the accelerator's current device.
+    """
+    from megatron.core import parallel_state
+    from megatron.core.models.gpt import GPTModel
+
+    check_layout(hf_config, config.parallel)
+    family = family_of(hf_config)
+    megatron_config = transformer_config(hf_config, config)
+    vocab_size = padded_vocab_size(hf_config, config.parallel.tensor_model_parallel_size)
+    model = GPTModel(
+        config=megatron_config,
+        transformer_layer_spec=family.layer_spec(megatron_config, hf_config),
+        vocab_size=vocab_size,
+        pre_process=parallel_state.is_pipeline_first_stage(),
+        post_process=parallel_state.is_pipeline_last_stage(),
+        parallel_output=True,
+        **family.gpt_model(hf_config),
+    )
+    rotary = model.rotary_pos_emb
+    rotary.inv_freq = family.inverse_frequencies(hf_config).to(rotary.inv_freq.device)
+    if config.model.bf16:
+        model.bfloat16()  # norms are made in float32, Hugging Face keeps them in the model's dtype
+    if model.post_process and vocab_size > hf_config.vocab_size:
+        _mask_padded_logits(model, hf_config.vocab_size)
+    return model
+
+
+def _mask_padded_logits(model: GPTModel, vocab_size: int) -> None:
+    from megatron.core import parallel_state
+
+    def mask(_module: torch.nn.Module, _inputs: Any, outputs: tuple[torch.Tensor, Any]) -> tuple[torch.Tensor, Any]:
+        logits, bias = outputs
+        first = parallel_state.get_tensor_model_parallel_rank() * logits.shape[-1]
+        padded = torch.arange(first, first + logits.shape[-1], device=logits.device) >= vocab_size
+        return logits.masked_fill(padded, PADDED_LOGIT), bias
+
+    model.output_layer.register_forward_hook(mask)

@@ -1,0 +1,126 @@
+"""What pre-norm decoders with grouped-query attention and a gated MLP (Llama and its kin) have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from train.megatron.models.heads import head_dim
+from train.megatron.weights.table import COLUMN, ROW, WeightEntry
+from train.megatron.weights.transforms import MERGE_GATE_UP, MERGE_QKV
+
+USED_FIELDS = frozenset(
+    {
+        "vocab_size",
+        "hidden_size",
+        "intermediate_size",
+        "num_hidden_layers",
+        "num_attention_heads",
+        "num_key_value_heads",
+        "head_dim",
+        "rms_norm_eps",
+        "tie_word_embeddings",
+    }
+)
+
+_M = "decoder.layers.{layer}."
+_H = "model.layers.{layer}."
+
+EMBEDDING = WeightEntry("embedding.word_embeddings.weight", ("model.embed_tokens.weight",), split=COLUMN, vocab=True)
+NORMS_AND_MLP = (
+    WeightEntry(_M + "input_layernorm.weight", (_H + "input_layernorm.weight",)),
+    WeightEntry(_M + "pre_mlp_layernorm.weight", (_H + "post_attention_layernorm.weight",)),
+    WeightEntry(
+        _M + "mlp.linear_fc1.weight",
+        (_H + "mlp.gate_proj.weight", _H + "mlp.up_proj.weight"),
+        MERGE_GATE_UP,
+        split=COLUMN,
+    ),
+    WeightEntry(_M + "mlp.linear_fc2.weight", (_H + "mlp.down_proj.weight",), split=ROW),
+)
+ATTENTION = (
+    WeightEntry(
+        _M + "self_attention.linear_qkv.weight",
+        (_H + "self_attn.q_proj.weight", _H + "self_attn.k_proj.weight", _H + "self_attn.v_proj.weight"),
+        MERGE_QKV,
+        split=COLUMN,
+    ),
+    WeightEntry(_M + "self_attention.linear_proj.weight", (_H + "self_attn.o_proj.weight",), split=ROW),
+)
+QKV_BIAS = (
+    WeightEntry(
+        _M + "self_attention.linear_qkv.bias",
+        (_H + "self_attn.q_proj.bias", _H + "self_attn.k_proj.bias", _H + "self_attn.v_proj.bias"),
+        MERGE_QKV,
+        split=COLUMN,
+    ),
+)
+QK_NORM = (
+    WeightEntry(_M + "self_attention.q_layernorm.weight", (_H + "self_attn.q_norm.weight",)),
+    WeightEntry(_M + "self_attention.k_layernorm.weight", (_H + "self_attn.k_norm.weight",)),
+)
+FINAL_NORM = WeightEntry("decoder.final_layernorm.weight", ("model.norm.weight",))
+HEAD = WeightEntry(
+    "output_layer.weight", ("lm_head.weight",), split=COLUMN, vocab=True, tied_to="model.embed_tokens.weight"
+)
+
+
+def decoder_config(hf_config: Any) -> dict[str, Any]:
+    """Architecture of such a decoder as keyword arguments of TransformerConfig."""
+    return {
+        "num_layers": hf_config.num_hidden_layers,
+        "hidden_size": hf_config.hidden_size,
+        "num_attention_heads": hf_config.num_attention_heads,
+        "num_query_groups": hf_config.num_key_value_heads,
+        "kv_channels": head_dim(hf_config),
+        "ffn_hidden_size": hf_config.intermediate_size,
+        "normalization": "RMSNorm",
+        "layernorm_epsilon": hf_config.rms_norm_eps,
+        "gated_linear_unit": True,
+        "activation_func": torch.nn.functional.silu,
+        "add_bias_linear": False,
+        "add_qkv_bias": False,
+        "qk_layernorm": False,
+        "hidden_dropout": 0.0,
+        "attention_dropout": 0.0,
+    }
+
+
+def decoder_arguments(hf_config: Any) -> dict[str, Any]:
+    """Architecture of such a decoder as keyword arguments of GPTModel."""
+    return {
+        "max_sequence_length": hf_config.max_position_embeddings,
+        "share_embeddings_and_output_weights": bool(hf_config.tie_word_embeddings),
+        "position_embedding_type": "rope",
+        "rotary_base": hf_config.rope_parameters["rope_theta"],
+    }
+
+
+def decoder_spec(transformer_config: Any, _hf_config: Any) -> Any:
+    """Megatron's local layers with our norms and our core attention, for every layer of this pipeline stage."""
+    from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
+    from megatron.core.transformer.identity_op import IdentityOp
+    from megatron.core.transformer.transformer_block import TransformerBlockSubmodules, get_num_layers_to_build
+
+    from train.megatron.attention import CausalAttention
+    from train.megatron.norm import RMSNorm
+
+    layer = get_gpt_layer_local_spec(qk_layernorm=transformer_config.qk_layernorm, normalization="RMSNorm")
+    layer.submodules.input_layernorm = RMSNorm
+    layer.submodules.pre_mlp_layernorm = RMSNorm
+    attention = layer.submodules.self_attention.submodules
+    attention.core_attention = CausalAttention
+    attention.q_layernorm = attention.k_layernorm = RMSNorm if transformer_config.qk_layernorm else IdentityOp
+    return TransformerBlockSubmodules(
+        layer_specs=[layer] * get_num_layers_to_build(transformer_config), layer_norm=RMSNorm
+    )
+
+
+def no_sliding_layers(layer_types: Sequence[str] | None) -> str | None:
+    """Why these ``layer_types`` cannot be used, or None."""
+    others = sorted(set(layer_types or ()) - {"full_attention"})
+    if others:
+        return f"every layer attends to the whole sequence here, {', '.join(others)} is not implemented"
+    return None

@@ -1,0 +1,97 @@
+"""Which row of the table each parameter of a built model is, on this rank."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from train.megatron.weights.table import PlacedWeight
+from train.megatron.weights.transforms import HeadGeometry
+
+if TYPE_CHECKING:
+    from megatron.core.models.gpt import GPTModel
+
+    from train.megatron.models.family import ModelFamily
+
+_LAYER = re.compile(r"decoder\.layers\.(\d+)\.")
+
+
+@dataclass(frozen=True)
+class Shard:
+    """The part of one Hugging Face tensor that one rank holds: ``[start, stop)`` along ``axis`` (None: all of it)."""
+
+    name: str
+    shape: tuple[int, ...]  # of the whole tensor
+    axis: int | None
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True)
+class BoundWeight:
+    """One parameter of this rank and the row of the table that says what it holds."""
+
+    placed: PlacedWeight
+    parameter: torch.Tensor
+    heads: HeadGeometry
+    vocab_size: int
+    tensor_parallel_size: int
+
+    def shards(self, rank: int) -> list[tuple[Shard, torch.Tensor]]:
+        """For each Hugging Face tensor: the part that tensor-parallel rank ``rank`` holds, and the view that holds it.
+
+        The view's first axis may be split (``Transform.folded``); a padded vocabulary's has more rows than the part.
+        """
+        transform = self.placed.entry.transform
+        regions = transform.regions(self.parameter, self.heads)
+        return [
+            (self._shard(name, transform.part_shape(region), rank), region)
+            for name, region in zip(self.placed.hf, regions, strict=True)
+        ]
+
+    def _shard(self, name: str, local: tuple[int, ...], rank: int) -> Shard:
+        axis = self.placed.entry.split
+        whole = list(local)
+        if axis is not None:
+            whole[axis] *= self.tensor_parallel_size
+        if self.placed.entry.vocab:
+            whole[0] = self.vocab_size
+        if axis is None:
+            return Shard(name, tuple(whole), None, 0, 0)
+        start = min(rank * local[axis], whole[axis])
+        return Shard(name, tuple(whole), axis, start, min(start + local[axis], whole[axis]))
+
+
+def bind(model: GPTModel, family: ModelFamily, hf_config: Any) -> Iterator[BoundWeight]:
+    """This rank's parameters in the table's order. Raises ValueError for a parameter that no row names."""
+    from megatron.core import parallel_state
+
+    parameters = whole_model_names(model)
+    placed = family.weights.place(hf_config)
+    unnamed = sorted(parameters.keys() - placed.keys())
+    if unnamed:
+        raise ValueError(f"the {family.model_type} weight table has no row for {', '.join(unnamed)}")
+    for name, weight in placed.items():
+        if name in parameters:
+            yield BoundWeight(
+                weight,
+                parameters[name],
+                family.heads(hf_config),
+                hf_config.vocab_size,
+                parallel_state.get_tensor_model_parallel_world_size(),
+            )
+
+
+def whole_model_names(model: GPTModel) -> dict[str, torch.Tensor]:
+    """This rank's parameters by the name they have in a model that is not split into pipeline stages."""
+
+    def rename(name: str) -> str:
+        return _LAYER.sub(
+            lambda m: f"decoder.layers.{model.decoder.layers[int(m[1])].layer_number - 1}.", name, count=1
+        )
+
+    return {rename(name): parameter.detach() for name, parameter in model.named_parameters()}

@@ -1,0 +1,143 @@
+"""Reading a Hugging Face directory of safetensors files: memory-mapped, by name and slice."""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Iterable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from samples.errors import InputError
+from train.megatron.weights.binding import Shard
+
+SINGLE = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+READABLE = {"F64", "F32", "F16", "BF16"}
+
+
+class HfCheckpoint:
+    """The tensors of a directory by name. A context manager: files are opened when first read, closed together."""
+
+    def __init__(self, directory: str | Path, source: str = "--hf-checkpoint") -> None:
+        self.directory = Path(directory)
+        self.source = source
+        self.bytes_read = 0
+        self._files: dict[str, Any] = {}
+        self._stack = ExitStack()
+        self.file_of = self._locate()
+
+    def __enter__(self) -> HfCheckpoint:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stack.close()
+
+    def check_names(self, expected: Iterable[str], optional: Iterable[str]) -> None:
+        """Raise InputError unless the directory holds exactly the expected names (and any of the optional ones)."""
+        wanted = set(expected)
+        missing = sorted(wanted - self.file_of.keys())
+        extra = sorted(self.file_of.keys() - wanted - set(optional))
+        if missing:
+            where = (
+                "the index"
+                if (self.directory / INDEX).exists() and len(set(self.file_of.values())) > 1
+                else "its files"
+            )
+            raise InputError(
+                f"{self.source} {self.directory}: {len(missing)} tensors that this model needs are not there: "
+                f"{self._with_nearest(missing, extra or self.file_of)}"
+            )
+        if extra:
+            raise InputError(
+                f"{self.source} {self.directory}: {len(extra)} tensors belong to no parameter of this model: "
+                + "; ".join(f"{name} in {self.file_of[name]}" for name in extra[:3])
+                + _nearest(extra[0], wanted)
+                + ". Does config.json describe these weights?"
+            )
+
+    def read(self, shard: Shard) -> torch.Tensor:
+        """The part of a tensor that a shard names, in the file's dtype; where the layout allows, a view of the file."""
+        file = self.file_of[shard.name]
+        try:
+            part = self._open(file).get_slice(shard.name)
+        except SafetensorError as error:
+            raise InputError(
+                f"{self.source}: {self.directory / file} does not hold {shard.name}, though {INDEX} says so"
+            ) from error
+        shape = tuple(part.get_shape())
+        if shape != shard.shape:
+            raise InputError(
+                f"{self.source}: {shard.name} in {self.directory / file} has shape {list(shape)}, "
+                f"the config asks for {list(shard.shape)}"
+            )
+        if part.get_dtype() not in READABLE:
+            raise InputError(
+                f"{self.source}: {shard.name} in {self.directory / file} is stored as {part.get_dtype()}; "
+                f"supported are {', '.join(sorted(READABLE))}"
+            )
+        along = slice(shard.start, shard.stop)
+        tensor: torch.Tensor = part[along] if shard.axis == 0 else part[:, along] if shard.axis == 1 else part[:]
+        self.bytes_read += tensor.numel() * tensor.element_size()
+        return tensor
+
+    def read_whole(self, name: str) -> torch.Tensor:
+        """A whole tensor, whatever its shape."""
+        tensor: torch.Tensor = self._open(self.file_of[name]).get_tensor(name)
+        return tensor
+
+    def _locate(self) -> dict[str, str]:
+        if (self.directory / SINGLE).exists():
+            return dict.fromkeys(self._open(SINGLE).keys(), SINGLE)
+        index = self.directory / INDEX
+        if index.exists():
+            return self._read_index(index)
+        if not self.directory.is_dir():
+            raise InputError(f"{self.source} {self.directory}: there is no such directory")
+        pickles = sorted(path.name for path in self.directory.glob("*.bin"))
+        if pickles:
+            raise InputError(
+                f"{self.source} {self.directory}: {pickles[0]} is a pickle, which can run code when it is read; only "
+                f'safetensors are. If you trust it, convert it: python -c "from transformers import AutoModelForCausalLM as M; '
+                f"M.from_pretrained('{self.directory}').save_pretrained('NEW_DIRECTORY')\""
+            )
+        raise InputError(f"{self.source} {self.directory}: neither {SINGLE} nor {INDEX} is there")
+
+    def _read_index(self, index: Path) -> dict[str, str]:
+        try:
+            file_of = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+        except (ValueError, KeyError, TypeError) as error:
+            raise InputError(f"{self.source}: {index} is not an index of safetensors files: {error!r}") from error
+        for file in sorted(set(file_of.values())):
+            if not (self.directory / file).exists():
+                raise InputError(f"{self.source} {self.directory}: {file} is missing, {INDEX} names it")
+        return dict(file_of)
+
+    def _open(self, file: str) -> Any:
+        if file not in self._files:
+            path = self.directory / file
+            try:
+                self._files[file] = self._stack.enter_context(safe_open(path, framework="pt"))
+            except (SafetensorError, OSError) as error:
+                size = path.stat().st_size if path.exists() else 0
+                raise InputError(
+                    f"{self.source}: {path} ({size} bytes) is not a whole safetensors file: {error}. "
+                    "Was the download or copy cut short?"
+                ) from error
+        return self._files[file]
+
+    def _with_nearest(self, names: list[str], candidates: Iterable[str]) -> str:
+        pool = list(candidates)
+        shown = "; ".join(f"{name}{_nearest(name, pool)}" for name in names[:3])
+        return shown + ("; …" if len(names) > 3 else "")
+
+
+def _nearest(name: str, candidates: Iterable[str]) -> str:
+    close = difflib.get_close_matches(name, list(candidates), n=1)
+    return f" (nearest name there: {close[0]})" if close else ""

@@ -1,0 +1,132 @@
+"""Writing a Hugging Face model directory: safetensors shards, index, config, tokenizer, all at once in place."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+
+from samples.errors import InputError
+
+SHARD_BYTES = 5 * 10**9  # as transformers' save_pretrained cuts them
+
+# What belongs to a model besides weights and config.json: tokenizer, chat template, generation settings, code.
+CARRIED = (
+    "generation_config.json",
+    "tokenizer*",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.*",
+    "merges.txt",
+    "*.model",
+    "*.tiktoken",
+    "*.jinja",
+    "*.py",
+)
+
+
+def check_target(directory: str | Path, flag: str = "--save-hf") -> None:
+    """Raise InputError unless a model can be written there: the directory must not exist, or be empty."""
+    path = Path(directory)
+    if path.exists() and (not path.is_dir() or any(path.iterdir())):
+        raise InputError(f"{flag} {directory}: it exists and is not an empty directory; name another or remove it")
+    parent = path.absolute().parent
+    while not parent.exists():
+        parent = parent.parent
+    if not parent.is_dir() or not os.access(parent, os.W_OK):
+        raise InputError(f"{flag} {directory}: {parent} cannot be written to")
+
+
+class ModelDirectoryWriter:
+    """Collects tensors into shards in a sibling directory, which takes the wanted name once everything is in it."""
+
+    def __init__(self, directory: str | Path, shard_bytes: int = SHARD_BYTES) -> None:
+        check_target(directory)
+        self.target = Path(directory).absolute()
+        self.work = self.target.with_name(f".{self.target.name}.{os.getpid()}.partial")
+        shutil.rmtree(self.work, ignore_errors=True)
+        self.work.mkdir(parents=True)
+        self._shard_bytes = shard_bytes
+        self._pending: dict[str, torch.Tensor] = {}
+        self._pending_bytes = 0
+        self._shards: list[list[str]] = []
+        self._total_bytes = 0
+        self._dtypes: set[torch.dtype] = set()
+
+    def add(self, name: str, tensor: torch.Tensor) -> None:
+        """Take one tensor, on any device; it must keep its value until the shard that it belongs to is written."""
+        size = tensor.numel() * tensor.element_size()
+        if self._pending and self._pending_bytes + size > self._shard_bytes:
+            self._write_shard()
+        self._pending[name] = tensor.detach().cpu().contiguous()
+        self._pending_bytes += size
+        self._total_bytes += size
+        self._dtypes.add(tensor.dtype)
+
+    def finish(self, hf_config: Any, source_dir: str | Path | None) -> None:
+        """Write what is left, the index, the config and what ``source_dir`` carries; give the directory its name."""
+        self._write_shard()
+        self._name_shards()
+        _write_config(self.work, hf_config, source_dir, self._dtypes)
+        if source_dir is not None:
+            _carry(Path(source_dir), self.work)
+        if self.target.exists():
+            self.target.rmdir()  # empty, as check_target saw; anything put there meanwhile makes this fail
+        os.replace(self.work, self.target)
+
+    def abandon(self) -> None:
+        """Remove what has been written so far."""
+        shutil.rmtree(self.work, ignore_errors=True)
+
+    def _write_shard(self) -> None:
+        save_file(self._pending, self._part(len(self._shards)), metadata={"format": "pt"})
+        self._shards.append(list(self._pending))
+        self._pending = {}
+        self._pending_bytes = 0
+
+    def _part(self, number: int) -> Path:
+        return self.work / f"part-{number}"
+
+    def _name_shards(self) -> None:
+        """How many there are is known only now, and the names tell it."""
+        count = len(self._shards)
+        if count == 1:
+            self._part(0).rename(self.work / "model.safetensors")
+            return
+        weight_map: dict[str, str] = {}
+        for number, names in enumerate(self._shards):
+            file = f"model-{number + 1:05d}-of-{count:05d}.safetensors"
+            self._part(number).rename(self.work / file)
+            weight_map |= dict.fromkeys(names, file)
+        index = {"metadata": {"total_size": self._total_bytes}, "weight_map": weight_map}
+        _write_json(self.work / "model.safetensors.index.json", index)
+
+
+def _write_config(work: Path, hf_config: Any, source_dir: str | Path | None, dtypes: set[torch.dtype]) -> None:
+    """The source's own config.json where there is one, with the dtype that the weights really have."""
+    if source_dir is None:
+        config = hf_config.to_dict()
+    else:
+        config = json.loads((Path(source_dir) / "config.json").read_text(encoding="utf-8"))
+    (dtype,) = dtypes
+    name = str(dtype).removeprefix("torch.")
+    config["dtype"] = name
+    if "torch_dtype" in config:  # its name before transformers 5
+        config["torch_dtype"] = name
+    _write_json(work / "config.json", config)
+
+
+def _carry(source: Path, work: Path) -> None:
+    for pattern in CARRIED:
+        for file in sorted(source.glob(pattern)):
+            if file.is_file():
+                shutil.copyfile(file, work / file.name)
+
+
+def _write_json(path: Path, value: Any) -> None:
+    path.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")

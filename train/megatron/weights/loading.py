@@ -1,0 +1,82 @@
+"""Hugging Face weights into this rank's Megatron model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from samples.errors import InputError
+from train.megatron.weights.binding import BoundWeight, bind
+from train.megatron.weights.checkpoint import HfCheckpoint
+
+if TYPE_CHECKING:
+    from megatron.core.models.gpt import GPTModel
+
+    from train.megatron.models.family import ModelFamily
+
+
+@dataclass(frozen=True)
+class LoadReport:
+    """What one rank read: Hugging Face tensors (whole or in part) and bytes."""
+
+    tensors: int
+    bytes_read: int
+
+
+@torch.no_grad()
+def load_hf_weights(
+    model: GPTModel, family: ModelFamily, hf_config: Any, directory: str | Path, source: str = "--hf-checkpoint"
+) -> LoadReport:
+    """Fill every parameter of ``model`` (as ``build_model`` made it) from the safetensors files in ``directory``.
+
+    Each rank maps the files and reads only its own slices; values are converted to the parameters' dtype. Raises
+    InputError, naming ``source`` and the file, for tensors that are missing, unknown, misshapen, of a dtype that holds
+    no weights, or in a file that is cut short.
+    """
+    from megatron.core import parallel_state
+
+    rank = parallel_state.get_tensor_model_parallel_rank()
+    tensors = 0
+    with HfCheckpoint(directory, source) as checkpoint:
+        _check_names(checkpoint, family, hf_config)
+        for weight in bind(model, family, hf_config):
+            tensors += _load(weight, checkpoint, rank)
+        return LoadReport(tensors, checkpoint.bytes_read)
+
+
+def _load(weight: BoundWeight, checkpoint: HfCheckpoint, rank: int) -> int:
+    shards = weight.shards(rank)
+    for shard, region in shards:
+        part = checkpoint.read(shard)
+        if weight.placed.entry.vocab:
+            region[: part.shape[0]].copy_(part)
+            region[part.shape[0] :].zero_()
+        else:
+            region.copy_(part.view(region.shape))
+    return len(shards)
+
+
+def _check_names(checkpoint: HfCheckpoint, family: ModelFamily, hf_config: Any) -> None:
+    placed = family.weights.place(hf_config).values()
+    tied = [weight for weight in placed if weight.tied]
+    checkpoint.check_names(
+        expected=[name for weight in placed for name in weight.hf],
+        optional=family.weights.ignored_names(hf_config) | {name for weight in tied for name in weight.entry.hf},
+    )
+    for weight in tied:
+        _check_copy(checkpoint, weight.entry.hf[0], weight.hf[0])
+
+
+def _check_copy(checkpoint: HfCheckpoint, copy: str, original: str) -> None:
+    """A tied tensor that the file holds all the same has to be the copy that the config says it is."""
+    if copy not in checkpoint.file_of:
+        return
+    whole = [checkpoint.read_whole(name) for name in (copy, original)]
+    if not torch.equal(*whole):
+        raise InputError(
+            f"{checkpoint.source} {checkpoint.directory}: tie_word_embeddings is true in config.json, but {copy} and "
+            f"{original} differ; set it to false if the model has a head of its own"
+        )
