@@ -14,7 +14,7 @@ import torch
 from samples.errors import InputError
 from train.config.run import RunConfig
 from train.megatron.layout import check_layout, padded_vocab_size
-from train.megatron.models import check_model_type, family_of
+from train.megatron.models import check_model_type, family_of, is_multimodal
 
 if TYPE_CHECKING:
     from megatron.core.models.gpt import GPTModel
@@ -39,8 +39,7 @@ def load_hf_config(directory: str | Path, trust_remote_code: bool = False, sourc
         raise InputError(f"{source}: {path} cannot be read: {error}") from error
     if not isinstance(raw, dict):
         raise InputError(f"{source}: {path} holds a {type(raw).__name__}, not an object")
-    multimodal = any(part in raw for part in ("text_config", "vision_config", "audio_config"))
-    check_model_type(raw.get("model_type"), f"{source} {directory}", multimodal)
+    check_model_type(raw.get("model_type"), f"{source} {directory}", is_multimodal(raw))
 
     from transformers import AutoConfig  # seconds to import: only once it is needed
 

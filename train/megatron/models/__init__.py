@@ -38,10 +38,7 @@ def family_of(hf_config: Any, source: str = "--hf-checkpoint") -> ModelFamily:
     Raises InputError for a model_type without a family, a multimodal model, a quantised one, and any field whose value
     the family does not implement.
     """
-    multimodal = any(
-        getattr(hf_config, part, None) is not None for part in ("text_config", "vision_config", "audio_config")
-    )
-    check_model_type(hf_config.model_type, source, multimodal)
+    check_model_type(hf_config.model_type, source, is_multimodal(hf_config.to_dict()))
     quantization = getattr(hf_config, "quantization_config", None)
     if quantization is not None:
         raise InputError(

@@ -89,9 +89,9 @@ def bind(model: GPTModel, family: ModelFamily, hf_config: Any) -> Iterator[Bound
 def whole_model_names(model: GPTModel) -> dict[str, torch.Tensor]:
     """This rank's parameters by the name they have in a model that is not split into pipeline stages."""
 
+    numbers = [layer.layer_number - 1 for layer in model.decoder.layers]
+
     def rename(name: str) -> str:
-        return _LAYER.sub(
-            lambda m: f"decoder.layers.{model.decoder.layers[int(m[1])].layer_number - 1}.", name, count=1
-        )
+        return _LAYER.sub(lambda match: f"decoder.layers.{numbers[int(match[1])]}.", name, count=1)
 
     return {rename(name): parameter.detach() for name, parameter in model.named_parameters()}

@@ -34,9 +34,7 @@ class HfCheckpoint:
     def __enter__(self) -> HfCheckpoint:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self._stack.close()
 
     def check_names(self, expected: Iterable[str], optional: Iterable[str]) -> None:
@@ -45,11 +43,6 @@ class HfCheckpoint:
         missing = sorted(wanted - self.file_of.keys())
         extra = sorted(self.file_of.keys() - wanted - set(optional))
         if missing:
-            where = (
-                "the index"
-                if (self.directory / INDEX).exists() and len(set(self.file_of.values())) > 1
-                else "its files"
-            )
             raise InputError(
                 f"{self.source} {self.directory}: {len(missing)} tensors that this model needs are not there: "
                 f"{self._with_nearest(missing, extra or self.file_of)}"
@@ -104,8 +97,8 @@ class HfCheckpoint:
         if pickles:
             raise InputError(
                 f"{self.source} {self.directory}: {pickles[0]} is a pickle, which can run code when it is read; only "
-                f'safetensors are. If you trust it, convert it: python -c "from transformers import AutoModelForCausalLM as M; '
-                f"M.from_pretrained('{self.directory}').save_pretrained('NEW_DIRECTORY')\""
+                'safetensors files are. If you trust it, convert it: python -c "from transformers import '
+                f"AutoModelForCausalLM as M; M.from_pretrained('{self.directory}').save_pretrained('NEW_DIRECTORY')\""
             )
         raise InputError(f"{self.source} {self.directory}: neither {SINGLE} nor {INDEX} is there")
 
