@@ -1,0 +1,32 @@
+"""``--rm-type exact_match``: 1.0 when the response is the label, 0.0 otherwise."""
+
+from __future__ import annotations
+
+from rollout.rewards.base import Reward
+from samples.errors import InputError
+from samples.sample import Group, Sample
+from samples.sample import Reward as RewardValue
+
+
+class ExactMatchReward(Reward):
+    """Compares text after stripping white space at both ends; upper and lower case differ.
+
+    A label that is not text is compared as ``str(label)``.
+    """
+
+    def __init__(self) -> None:
+        super().__init__("--rm-type exact_match")
+
+    def _match(self, sample: Sample) -> float:
+        if sample.label is None:
+            raise InputError(
+                f"{self.name}: sample {sample.index} has no label to compare with; "
+                "check --label-key, or choose another --rm-type"
+            )
+        return float(sample.response.strip() == str(sample.label).strip())
+
+    async def score(self, sample: Sample) -> float:
+        return self._match(sample)
+
+    async def score_group(self, group: Group) -> list[RewardValue]:
+        return [self._match(sample) for sample in group]  # no task per sample: this is the hot path of small models
