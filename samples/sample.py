@@ -46,8 +46,11 @@ class Sample:
     rollout_id: int | None = None  # the rollout that dispatched this sample
     train_step: int | None = None  # the training step that consumed it
     weight_version: int | None = None  # the policy that generated it
+    prompt_row: int | None = None  # the prompt's row among all rows of the prompt files, from 0
+    epoch: int | None = None  # the pass over the prompt files that drew it, from 0
     source: str | None = None  # the name of the data source, for metrics by source
     session_id: str | None = None
+    reward_adjustment: float = 0.0  # what sample hooks add to the reward, when it is scored
     remove_sample: bool = False  # keep in statistics, take no gradient from it
     metadata: dict[str, Any] = field(default_factory=dict)
 
@@ -66,6 +69,10 @@ class Sample:
         if isinstance(self.reward, dict):
             if reward_key is None:
                 raise ValueError(f"sample {self.index} has a mapping as reward {sorted(self.reward)}: set --reward-key")
+            if reward_key not in self.reward:
+                raise ValueError(
+                    f"--reward-key {reward_key!r}: the reward of sample {self.index} has {sorted(self.reward)}"
+                )
             return float(self.reward[reward_key])
         return float(self.reward)
 
