@@ -12,6 +12,7 @@ from importlib import metadata
 
 from accel.contract import Accelerator
 from accel.errors import AcceleratorError
+from accel.masks import mask_problems
 
 Factory = Callable[[], Accelerator]
 
@@ -151,14 +152,15 @@ class Registry:
             if self._selection is not None:
                 _confirm(self._selection, asked, source, emulate)
                 return self._selection
-            if asked is None:
-                if emulate:
-                    raise AcceleratorError("--emulate needs the accelerator to emulate: name it with --accelerator")
-                self._selection = self._auto()
-            else:
-                self._selection = self._explicit(asked, source, emulate, needs_device)
-            logger.info("accelerator %s: %s", self._selection.accelerator.name, self._selection.why)
-            return self._selection
+            if asked is None and emulate:
+                raise AcceleratorError("--emulate needs the accelerator to emulate: name it with --accelerator")
+            selection = self._auto() if asked is None else self._explicit(asked, source, emulate, needs_device)
+            problems = mask_problems(selection.accelerator, self._environ)
+            if problems:
+                raise AcceleratorError("; ".join(problems))
+            self._selection = selection
+            logger.info("accelerator %s: %s", selection.accelerator.name, selection.why)
+            return selection
 
     def adopt(self, registration: Registration, accelerator: Accelerator, why: str, emulate: bool) -> Selection:
         """Take the driver's choice in a worker: one that was decided differently before is an error."""
@@ -176,7 +178,7 @@ class Registry:
         variable = _choice(self._environ.get(ACCELERATOR_ENV))
         if flag and variable and flag != variable:
             raise AcceleratorError(
-                f"--accelerator {flag} and {ACCELERATOR_ENV}={variable} disagree: unset the variable or name one of them"
+                f"--accelerator {flag} and {ACCELERATOR_ENV}={variable} disagree: unset one, or name the same"
             )
         if flag:
             return flag, f"--accelerator {flag}"

@@ -6,6 +6,7 @@ import importlib.util
 
 import torch
 
+from accel.backends.musa_bootstrap import bootstrap
 from accel.backends.torch_device import TorchAccelerator
 from accel.contract import Capabilities
 
@@ -39,6 +40,10 @@ class MusaAccelerator(TorchAccelerator):
     profiler_activity = "PrivateUse1"
     env_prefixes = ("MUSA_", "MCCL_", "MTHREADS_", "PYTORCH_MUSA_")
     per_node_env = ("MCCL_SOCKET_IFNAME", "MCCL_IB_HCA", "GLOO_SOCKET_IFNAME")
+
+    def prepare(self) -> None:
+        bootstrap()
+        super().prepare()
 
     def unavailable_reason(self) -> str | None:
         if importlib.util.find_spec("torch_musa") is None:

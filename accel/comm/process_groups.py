@@ -36,7 +36,7 @@ def init_process_group(
     Give a ``store`` or an ``init_method`` (``file:///path``, ``tcp://host:port``, ``env://``). On one machine prefer a
     ``FileStore``: it opens no port. ``local`` says that all ranks are on this machine, and the collectives then listen
     on the loopback interface only; by default that is so for a FileStore, ``file://`` and loopback addresses. An
-    interface that the environment names already is kept. Every rank of a job must begin and end its groups equally often.
+    interface that the environment names already is kept. Every rank must begin and end its groups equally often.
     """
     if dist.is_initialized():
         raise AcceleratorError("a process group is initialised already: call destroy_process_group first")

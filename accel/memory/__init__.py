@@ -1,0 +1,1 @@
+"""Device memory that is given away and taken back while a process lives."""
