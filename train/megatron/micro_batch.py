@@ -1,0 +1,113 @@
+"""A training batch as tensors on the device: one padded micro-batch at a time, cut out of flat arrays."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from train.batch import TrainBatch
+from train.batching import Indices
+
+
+@dataclass
+class MicroBatch:
+    """B right-padded sequences without their last token, which predicts nothing, and their T trained response tokens.
+
+    tokens, positions: int64 [B, S]; right padding needs no mask under causal attention. rows: int64 [T], where in the
+    flattened [B * S] the logits of each trained token stand; targets: int64 [T]; weights (share of the loss) and
+    advantages: fp32 [T]; rollout_log_probs: fp32 [T] or None. kept_ids, kept_tokens: as ``kept_token_log_probs`` takes
+    them; has_kept: bool [T]; all None when nothing was filtered. ``old_log_probs`` and ``reference_log_probs`` (fp32
+    [T]) are filled in by forward passes before training, where they are needed.
+    """
+
+    tokens: Tensor
+    positions: Tensor
+    rows: Tensor
+    targets: Tensor
+    weights: Tensor
+    advantages: Tensor
+    rollout_log_probs: Tensor | None
+    kept_ids: Tensor | None = None
+    kept_tokens: Tensor | None = None
+    has_kept: Tensor | None = None
+    old_log_probs: Tensor | None = None
+    reference_log_probs: Tensor | None = None
+
+
+class BatchOnDevice:
+    """Cuts micro-batches out of a batch. ``width_multiple``: every S is a multiple of it (sequence parallelism)."""
+
+    def __init__(self, batch: TrainBatch, device: torch.device, width_multiple: int = 1) -> None:
+        self.batch = batch
+        self.device = device
+        self.width_multiple = width_multiple
+        self.lengths = np.fromiter(map(len, batch.tokens), np.int64, len(batch))
+        self.trained_tokens = np.fromiter((mask.sum() for mask in batch.loss_masks), np.int64, len(batch))
+        self._starts = np.cumsum(self.lengths) - self.lengths
+        self._tokens = np.concatenate(batch.tokens).astype(np.int64)
+        self._response_lengths = batch.response_lengths.astype(np.int64)
+        self._response_starts = np.cumsum(self._response_lengths) - self._response_lengths
+        self._trained = np.concatenate(batch.loss_masks)
+        log_probs = batch.rollout_log_probs
+        self._rollout_log_probs = None if log_probs is None else np.concatenate(log_probs)
+
+    @property
+    def active(self) -> Indices:
+        """The samples that have a token to train on."""
+        return np.flatnonzero(self.trained_tokens)
+
+    def highest_token_id(self) -> int:
+        return int(self._tokens.max(initial=0))
+
+    def micro_batch(self, samples: Indices, weights: NDArray[np.float32]) -> MicroBatch:
+        """The micro-batch of these samples; ``weights`` [n] is each sample's weight per token in its optimizer step.
+
+        Without samples it holds one token and trains none: a rank with nothing to do still joins the collectives.
+        """
+        width = int(self.lengths[samples].max(initial=2)) - 1
+        width = -(-width // self.width_multiple) * self.width_multiple
+        column = np.arange(width)
+        inside = column < self.lengths[samples, None] - 1
+        tokens = np.zeros((max(len(samples), 1), width), np.int64)
+        tokens[: len(samples)][inside] = self._tokens[(self._starts[samples, None] + column)[inside]]
+
+        response_lengths = self._response_lengths[samples]
+        place = np.repeat(np.arange(len(samples)), response_lengths)
+        position = np.arange(len(place)) - np.repeat(np.cumsum(response_lengths) - response_lengths, response_lengths)
+        flat = self._response_starts[samples][place] + position
+        trained = self._trained[flat]
+        place, position, flat = place[trained], position[trained], flat[trained]
+        sample = samples[place]
+        index = self.lengths[sample] - self._response_lengths[sample] + position  # of the token in its sequence
+        log_probs = self._rollout_log_probs
+        return MicroBatch(
+            tokens=self._to_device(tokens),
+            positions=torch.arange(width, device=self.device).expand(len(tokens), -1),
+            rows=self._to_device(place * width + index - 1),
+            targets=self._to_device(self._tokens[self._starts[sample] + index]),
+            weights=self._to_device(weights[sample]),
+            advantages=self._to_device(self.batch.advantages[sample]),
+            rollout_log_probs=None if log_probs is None else self._to_device(log_probs[flat]),
+            **self._kept(sample, position),
+        )
+
+    def _kept(self, sample: Indices, position: Indices) -> dict[str, Tensor]:
+        kept = self.batch.kept_token_ids
+        if kept is None:
+            return {}
+        ids = [kept[s][p] for s, p in zip(sample.tolist(), position.tolist(), strict=True)]
+        counts = np.fromiter(map(len, ids), np.int64, len(ids))
+        flat = np.concatenate([np.zeros(0, np.int64), *ids])
+        return {
+            "kept_ids": self._to_device(flat.astype(np.int64)),
+            "kept_tokens": self._to_device(np.repeat(np.arange(len(ids)), counts)),
+            "has_kept": self._to_device(counts > 0),
+        }
+
+    def _to_device(self, values: NDArray[Any]) -> Tensor:
+        return torch.from_numpy(values).to(self.device)

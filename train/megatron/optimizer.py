@@ -1,0 +1,113 @@
+"""Megatron's distributed optimizer around a model: gradients, clipping, one step."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from train.config.run import RunConfig
+
+if TYPE_CHECKING:
+    from megatron.core.distributed import DistributedDataParallel
+    from megatron.core.models.gpt import GPTModel
+
+
+class NonFiniteGradientError(RuntimeError):
+    """The gradient is not finite. The weights were not touched."""
+
+
+class PolicyOptimizer:
+    """AdamW over a model whose weights are loaded: master weights, gradients and moments in fp32, sharded over the
+    data-parallel ranks. Norms and biases (parameters of one dimension) take no weight decay, as Megatron has it."""
+
+    def __init__(self, model: GPTModel, config: RunConfig) -> None:
+        from megatron.core.distributed import (
+            DistributedDataParallel,
+            DistributedDataParallelConfig,
+            finalize_model_grads,
+        )
+        from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
+
+        # A micro-batch's loss is its share of the whole batch's already: gradients add up, over micro-batches and over
+        # data-parallel ranks, and nothing is to be divided by a number of tokens afterwards.
+        model.config.calculate_per_token_loss = True
+        model.config.finalize_model_grads_func = lambda models, _, **groups: finalize_model_grads(models, **groups)
+        self._settings = config.optimizer
+        self.model: DistributedDataParallel = DistributedDataParallel(
+            model.config,
+            DistributedDataParallelConfig(use_distributed_optimizer=True, grad_reduce_in_fp32=True),
+            model,
+        )
+        adam = config.optimizer
+        self._optimizer = get_megatron_optimizer(
+            OptimizerConfig(
+                optimizer="adam",
+                lr=adam.lr,
+                min_lr=adam.min_lr,
+                weight_decay=adam.weight_decay,
+                adam_beta1=adam.adam_beta1,
+                adam_beta2=adam.adam_beta2,
+                adam_eps=adam.adam_eps,
+                clip_grad=adam.clip_grad,
+                bf16=config.model.bf16,
+                params_dtype=torch.bfloat16 if config.model.bf16 else torch.float32,
+                use_distributed_optimizer=True,
+            ),
+            [self.model],
+            use_gloo_process_groups=False,
+        )
+        for group in self._optimizer.param_groups:
+            group["weight_decay"] = adam.weight_decay * group["wd_mult"]
+        self._use_fused_kernel()
+
+    def zero_grad(self) -> None:
+        self.model.zero_grad_buffer()
+        self._optimizer.zero_grad()
+
+    def step(self, learning_rate: float, where: str) -> float:
+        """One step on the summed gradients; the norm before clipping, over all parameters. Collective.
+
+        Raises NonFiniteGradientError, naming ``where``, before any weight changes.
+        """
+        from megatron.core.optimizer.clip_grads import clip_grad_by_total_norm_fp32
+
+        for group in self._optimizer.param_groups:
+            group["lr"] = learning_rate * group["lr_mult"]
+        self._optimizer.prepare_grads()
+        norm = float(self._optimizer.get_grad_norm())
+        if not math.isfinite(norm):
+            raise NonFiniteGradientError(
+                f"the gradient norm in {where} is {norm}; the weights were left as they were. Lower --lr or "
+                "--clip-grad, or look at that step's rewards and log-probabilities"
+            )
+        if self._settings.clip_grad > 0:
+            for optimizer in self._chained():
+                parameters = optimizer.get_parameters()
+                if parameters:
+                    clip_grad_by_total_norm_fp32(parameters, self._settings.clip_grad, norm)
+        self._optimizer.step_with_ready_grads()
+        return norm
+
+    def _chained(self) -> list[Any]:
+        from megatron.core.optimizer import ChainedOptimizer
+
+        return (
+            self._optimizer.chained_optimizers if isinstance(self._optimizer, ChainedOptimizer) else [self._optimizer]
+        )
+
+    def _use_fused_kernel(self) -> None:
+        """Let torch's AdamW use its one-kernel step where the device has it: Megatron leaves it at a loop in Python."""
+        for optimizer in self._chained():
+            adamw = optimizer.optimizer
+            parameters = optimizer.get_parameters()
+            if not isinstance(adamw, torch.optim.AdamW) or not parameters:
+                continue
+            try:
+                torch.optim.AdamW([torch.nn.Parameter(parameters[0].detach()[:1])], fused=True)
+            except RuntimeError:  # torch: no fused kernel for this device
+                continue
+            for group in adamw.param_groups:
+                group["fused"] = True
+                group["foreach"] = False

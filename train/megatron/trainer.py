@@ -1,0 +1,182 @@
+"""One rank of the trainer: a batch in, new weights out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+from torch import Tensor
+
+from accel.contract import Accelerator
+from rollout.engines.factory import choose_engine
+from samples.errors import InputError
+from train.batch import TrainBatch
+from train.batching import Indices, optimizer_steps, plan_step
+from train.config.run import RunConfig
+from train.learning_rate import learning_rate
+from train.losses import token_weights
+from train.megatron.forward import run_micro_batches
+from train.megatron.micro_batch import BatchOnDevice, MicroBatch
+from train.megatron.model import build_model, load_hf_config
+from train.megatron.models import family_of
+from train.megatron.objective import TokenScores, policy_objective, rollout_difference, score_tokens
+from train.megatron.optimizer import PolicyOptimizer
+from train.megatron.parallel import join_ranks, leave_ranks, vocab_shard
+from train.megatron.tally import Tally
+from train.megatron.weights.exporting import iter_hf_weights, save_hf
+from train.megatron.weights.loading import load_hf_weights
+
+if TYPE_CHECKING:
+    from megatron.core.models.gpt import GPTModel
+
+
+class MegatronTrainer:
+    """Trains a Hugging Face model with Megatron-Core. ``prepare_megatron`` comes first in every process.
+
+    All methods but ``close`` are collective: every rank calls them, in the same order and with the same arguments.
+    """
+
+    def __init__(
+        self,
+        config: RunConfig,
+        accelerator: Accelerator,
+        *,
+        rank: int,
+        world_size: int,
+        store_path: str | None,
+        hf_directory: Path,
+    ) -> None:
+        self._config = config
+        self._hf_directory = hf_directory
+        self._device = accelerator.device()
+        self._hf_config = load_hf_config(hf_directory, config.model.trust_remote_code)
+        self._family = family_of(self._hf_config)
+        self._placement = join_ranks(config, accelerator, rank=rank, world_size=world_size, store_path=store_path)
+        try:
+            self._model = self._load(hf_directory, "--hf-checkpoint")
+            self._optimizer = PolicyOptimizer(self._model, config)
+            self._reference: GPTModel | None = None
+            if config.algorithm.kl_loss_coef > 0:
+                reference = config.model.ref_load
+                self._reference = self._load(
+                    Path(reference) if reference else hf_directory, "--ref-load" if reference else "--hf-checkpoint"
+                ).requires_grad_(False)
+        except BaseException:
+            leave_ranks()
+            raise
+
+    def train(self, batch: TrainBatch, rollout_id: int) -> dict[str, float]:
+        """Take the optimizer steps of one rollout; the metrics, the same on every rank.
+
+        Every rank gets the whole batch and takes its own share. A loss is normalised over its whole optimizer step, so
+        neither the number of ranks nor the size of micro-batches changes it.
+        """
+        self._check_batch(batch)
+        data = BatchOnDevice(batch, self._device, self._width_multiple())
+        plan = optimizer_steps(data.active, self._config.batch, seed=self._config.job.seed, rollout_id=rollout_id)
+        steps = [self._own_share(samples, data) for samples in plan]
+        tally = Tally(self._device, samples=len(data.active), tokens=int(data.trained_tokens.sum()))
+        recompute = not self._takes_rollout_log_probs(batch)
+        if batch.rollout_log_probs is not None and steps:
+            tally.measured_tokens = tally.tokens if recompute else int(data.trained_tokens[plan[0]].sum())
+        self._score_beforehand(steps, batch.temperature, recompute, tally)
+        rate = learning_rate(rollout_id, self._config.optimizer, self._config.job.num_rollout)
+        for number, step in enumerate(steps):
+            where = f"rollout {rollout_id}, optimizer step {number + 1} of {len(steps)}"
+            tally.grad_norms.append(
+                self._optimizer_step(step, batch.temperature, rate, where, tally, first=number == 0)
+            )
+        return tally.metrics(rate, self._placement)
+
+    def export_weights(self) -> Iterator[tuple[str, Tensor]]:
+        """Whole tensors under Hugging Face names, on every rank; valid until the next optimizer step."""
+        return iter_hf_weights(self._model, self._family, self._hf_config)
+
+    def save_hf(self, directory: Path) -> None:
+        """Write a directory that transformers loads, with the tokenizer of the model that training began from."""
+        save_hf(self._model, self._family, self._hf_config, directory, self._hf_directory)
+
+    def close(self) -> None:
+        """End the process group, so that another trainer can begin in this process."""
+        leave_ranks()
+
+    def _load(self, directory: Path, source: str) -> GPTModel:
+        model = build_model(self._hf_config, self._config)
+        load_hf_weights(model, self._family, self._hf_config, directory, source)
+        if self._placement.pipeline_size > 1:
+            model.config.variable_seq_lengths = True  # micro-batches are only as wide as their longest sequence
+        return model
+
+    def _width_multiple(self) -> int:
+        return self._placement.tensor_size if self._config.parallel.sequence_parallel else 1
+
+    def _check_batch(self, batch: TrainBatch) -> None:
+        highest = max((int(tokens.max(initial=0)) for tokens in batch.tokens), default=0)
+        if highest >= self._hf_config.vocab_size:
+            raise InputError(
+                f"token id {highest} is outside the model's vocabulary of {self._hf_config.vocab_size}: the tokenizer "
+                f"in --hf-checkpoint {self._hf_directory} does not belong to its model"
+            )
+
+    def _takes_rollout_log_probs(self, batch: TrainBatch) -> bool:
+        """Whether the rollout's log-probabilities stand for the old policy's; else a forward pass computes them."""
+        wanted = self._config.algorithm.use_rollout_logprobs
+        if wanted is None:
+            engine, _ = choose_engine(self._config.rollout)
+            exact = engine == "torch" and not self._config.model.bf16
+            return exact and batch.kept_token_ids is None and batch.rollout_log_probs is not None
+        if wanted and batch.kept_token_ids is not None:
+            raise InputError(
+                "--use-rollout-logprobs with --rollout-top-p or --rollout-top-k: the rollout's log-probabilities are "
+                "of the whole distribution, not of the one that was sampled from; leave one of them out"
+            )
+        if wanted and batch.rollout_log_probs is None:
+            raise InputError("--use-rollout-logprobs is on but the batch holds no rollout log-probabilities")
+        return wanted
+
+    def _own_share(self, samples: Indices, data: BatchOnDevice) -> list[MicroBatch]:
+        """This data-parallel rank's micro-batches of one optimizer step, with the weights of the whole step."""
+        weights = np.zeros(len(data.lengths), np.float32)
+        weights[samples] = token_weights(data.trained_tokens[samples], self._config.algorithm.loss_aggregation)
+        shares = plan_step(samples, data.lengths, self._config.batch, self._placement.data_size)
+        return [data.micro_batch(part, weights) for part in shares[self._placement.data_rank]]
+
+    def _score_beforehand(
+        self, steps: list[list[MicroBatch]], temperature: float, recompute: bool, tally: Tally
+    ) -> None:
+        """Fill in old and reference log-probabilities. The first step's old policy is the current one."""
+        for micro_batch in (m for step in steps for m in step):
+            micro_batch.old_log_probs = None if recompute else micro_batch.rollout_log_probs
+        later = [micro_batch for step in steps[1:] for micro_batch in step]
+        if recompute and later:
+            for micro_batch, scores in zip(later, self._scores(self._model, later, temperature), strict=False):
+                micro_batch.old_log_probs = scores.ratio_log_probs
+                tally.add_differences([rollout_difference(scores, micro_batch)])
+        if self._reference is not None and steps:
+            every = [micro_batch for step in steps for micro_batch in step]
+            for micro_batch, scores in zip(every, self._scores(self._reference, every, temperature), strict=False):
+                micro_batch.reference_log_probs = scores.log_probs
+
+    def _scores(self, model: GPTModel, micro_batches: list[MicroBatch], temperature: float) -> list[TokenScores]:
+        """Forward pass only; empty on pipeline stages before the last."""
+
+        def score(micro_batch: MicroBatch, logits: Tensor) -> tuple[Tensor, TokenScores]:
+            return logits.new_zeros(()), score_tokens(logits, micro_batch, temperature, vocab_shard(logits.shape[-1]))
+
+        return run_micro_batches(model, micro_batches, score, backward=False)
+
+    def _optimizer_step(
+        self, step: list[MicroBatch], temperature: float, rate: float, where: str, tally: Tally, *, first: bool
+    ) -> float:
+        def loss(micro_batch: MicroBatch, logits: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor | None]]:
+            scores = score_tokens(logits, micro_batch, temperature, vocab_shard(logits.shape[-1]))
+            value, sums = policy_objective(scores, micro_batch, self._config.algorithm)
+            return value, (sums, rollout_difference(scores, micro_batch) if first else None)
+
+        self._optimizer.zero_grad()
+        results = run_micro_batches(self._optimizer.model, step, loss, backward=True)
+        tally.add_sums(sums for sums, _ in results)
+        tally.add_differences(difference for _, difference in results if difference is not None)
+        return self._optimizer.step(rate, where)
