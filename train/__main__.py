@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from accel.safe_path import secure_sys_path
+from train.safe_path import secure_sys_path
 
 secure_sys_path()
 

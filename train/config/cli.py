@@ -5,8 +5,10 @@ What is given later wins: defaults of the fields, then the caller's ``base``, th
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Mapping, Sequence
+from typing import NoReturn
 
 from samples.errors import InputError
 from train.config.checks import validate
@@ -35,8 +37,7 @@ def parse(argv: Sequence[str], base: Mapping[str, object] | None = None) -> RunC
     config = build({**(base or {}), **explicit})
     validate(config)
     if line.print_config:
-        print(to_toml(config), end="")
-        sys.exit(0)
+        _print_and_exit(to_toml(config))
     return config
 
 
@@ -57,8 +58,7 @@ def _read(argv: Sequence[str]) -> tuple[CommandLine, dict[str, object]]:
     problems: list[str] = []
     line = read_command_line(argv, problems)
     if line.help:
-        print(help_text(), end="")
-        sys.exit(0)
+        _print_and_exit(help_text())
     from_file = []
     if line.config is not None:
         try:
@@ -68,3 +68,11 @@ def _read(argv: Sequence[str]) -> tuple[CommandLine, dict[str, object]]:
     explicit = check_settings([*from_file, *line.settings], problems)
     raise_problems(problems)
     return line, explicit
+
+
+def _print_and_exit(text: str) -> NoReturn:
+    try:
+        print(text, end="", flush=True)
+    except BrokenPipeError:  # the reader, such as head, has seen enough; Python would complain when it flushes again
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    sys.exit(0)

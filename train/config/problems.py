@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pydantic import ValidationError
-
 from samples.errors import InputError
 from train.config.flags import NONE, Flag
 
@@ -34,14 +32,11 @@ _VALUES = {
 }
 
 
-def value_problem(origin: str, flag: Flag, value: object, error: ValidationError) -> str:
-    """One line about a value that pydantic refused."""
-    first = error.errors()[0]
+def value_problem(origin: str, flag: Flag, value: object, place: tuple[int | str, ...]) -> str:
+    """One line about a value that pydantic refused; ``place`` is where in the value, the index of a list's item."""
     seen = _show(value)
-    if first["loc"] and flag.many and isinstance(value, tuple | list):  # which item of the list
-        index = first["loc"][-1]
-        if isinstance(index, int) and index < len(value):
-            seen = _show(value[index])
+    if place and isinstance(place[0], int) and isinstance(value, tuple | list):
+        seen = _show(value[place[0]])
     line = f"{origin} {seen}: must be {flag.expects}"
     reason = _VALUES.get((flag.name, str(value))) or _REASONS.get(flag.name)
     return f"{line} ({reason})" if reason else line

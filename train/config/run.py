@@ -31,8 +31,17 @@ class RunConfig(Section):
     output: OutputConfig = OutputConfig()
 
     @property
+    def model_replica_size(self) -> int:
+        """Ranks that hold one copy of the model: tensor x pipeline x context parallel size."""
+        p = self.parallel
+        return p.tensor_model_parallel_size * p.pipeline_model_parallel_size * p.context_parallel_size
+
+    @property
     def actor_world_size(self) -> int:
         """Ranks that train: nodes x devices per node."""
-        p = self.parallel
-        replica = p.tensor_model_parallel_size * p.pipeline_model_parallel_size * p.context_parallel_size
-        return self.job.actor_num_nodes * (self.job.actor_num_gpus_per_node or replica)
+        return self.job.actor_num_nodes * (self.job.actor_num_gpus_per_node or self.model_replica_size)
+
+    @property
+    def data_parallel_size(self) -> int:
+        """Copies of the model that train, each on its part of a batch."""
+        return self.actor_world_size // self.model_replica_size

@@ -35,7 +35,7 @@ def check_settings(settings: Iterable[Setting], problems: list[str]) -> dict[str
         try:
             values[flag.name] = flag.adapter().validate_python(value, strict=setting.typed)
         except ValidationError as error:
-            problems.append(value_problem(setting.origin, flag, value, error))
+            problems.append(value_problem(setting.origin, flag, value, error.errors()[0]["loc"]))
     return values
 
 
@@ -51,8 +51,8 @@ def build(values: Mapping[str, object]) -> RunConfig:
             built[section] = model.model_validate(by_section[section])
         except ValidationError as error:
             for one in error.errors():
-                name = str(one["loc"][0]) if one["loc"] else section
-                problems.append(f"--{name.replace('_', '-')}: {one['msg']}, got {one['input']!r}")
+                flag = flags()[str(one["loc"][0])]
+                problems.append(value_problem(flag.option, flag, values[flag.name], one["loc"][1:]))
     raise_problems(problems)
     return RunConfig.model_validate(built)
 

@@ -1,5 +1,5 @@
-"""Checks that need more than one field, or a look at the file system: all made before any worker starts."""
+"""Checks that need more than one field, or a look at the file system: made before any worker starts."""
 
-from train.config.checks.all import validate
+from train.config.checks.everything import validate
 
 __all__ = ["validate"]

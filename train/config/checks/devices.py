@@ -1,0 +1,42 @@
+"""How many devices train and generate, how they are divided, and which process they are reached from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from train.config.run import RunConfig
+
+
+def device_problems(config: RunConfig) -> Iterator[str]:
+    parallel, job = config.parallel, config.job
+    for option, size in (
+        ("--pipeline-model-parallel-size", parallel.pipeline_model_parallel_size),
+        ("--context-parallel-size", parallel.context_parallel_size),
+        ("--expert-model-parallel-size", parallel.expert_model_parallel_size),
+    ):
+        if size > 1:
+            yield f"{option} {size}: this version trains with tensor and data parallelism only; use 1"
+    if parallel.sequence_parallel and parallel.tensor_model_parallel_size == 1:
+        yield "--sequence-parallel needs --tensor-model-parallel-size of at least 2; leave it out"
+    replica, world = config.model_replica_size, config.actor_world_size
+    if world % replica:
+        yield (
+            f"--actor-num-nodes {job.actor_num_nodes} x --actor-num-gpus-per-node {job.actor_num_gpus_per_node} = "
+            f"{world} devices do not hold whole replicas of {replica} (tensor x pipeline x context parallel size); use "
+            f"a multiple of {replica}"
+        )
+    per_engine = job.rollout_num_gpus_per_engine
+    if per_engine > 1:
+        yield f"--rollout-num-gpus-per-engine {per_engine}: the embedded engine runs on one device; use 1"
+    if job.rollout_num_gpus is not None and job.rollout_num_gpus > 1:
+        yield f"--rollout-num-gpus {job.rollout_num_gpus}: this version has one rollout engine, on one device; use 1"
+
+
+def launcher_problems(config: RunConfig) -> Iterator[str]:
+    job = config.job
+    if job.launcher != "inline":
+        return
+    if config.actor_world_size > 1:
+        yield f"--launcher inline has one trainer rank, but {config.actor_world_size} are asked for; use --launcher ray"
+    if job.ray_address is not None:
+        yield f"--ray-address {job.ray_address} needs --launcher ray"
