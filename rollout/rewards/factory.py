@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from difflib import get_close_matches
-
 from rollout.config import RewardConfig
 from rollout.rewards.base import Reward
-from samples.errors import InputError
-
-RM_TYPES = ("exact_match", "math", "reasoning_gym", "remote_rm")
+from rollout.rm_types import check_rm_type
 
 
 def build_reward(config: RewardConfig, args: object) -> Reward:
@@ -18,9 +14,8 @@ def build_reward(config: RewardConfig, args: object) -> Reward:
     task, address or function that cannot be used. The imports are here so that a run pays only for its own reward.
     """
     if config.custom_rm_path:
-        from samples.loading import load_function
-
         from rollout.rewards.custom import CustomReward
+        from samples.loading import load_function
 
         function = load_function(config.custom_rm_path, "--custom-rm-path", config.user_code_dir)
         return CustomReward(
@@ -31,12 +26,7 @@ def build_reward(config: RewardConfig, args: object) -> Reward:
             concurrency=config.rm_concurrency,
             reward_key=config.reward_key,
         )
-    kind, colon, task = config.rm_type.partition(":")
-    if kind not in RM_TYPES or (colon and (kind != "reasoning_gym" or not task)):
-        raise InputError(
-            f"--rm-type {config.rm_type!r} is not known{_nearest(kind)}: choose {', '.join(RM_TYPES)} "
-            "(reasoning_gym:TASK names a task), or give a function with --custom-rm-path"
-        )
+    kind, task = check_rm_type(config.rm_type)
     if kind == "exact_match":
         from rollout.rewards.exact_match import ExactMatchReward
 
@@ -55,9 +45,4 @@ def build_reward(config: RewardConfig, args: object) -> Reward:
 
     if kind == "math":
         return MathReward(timeout=config.rm_timeout, concurrency=config.rm_concurrency)
-    return ReasoningGymReward(task or None, timeout=config.rm_timeout, concurrency=config.rm_concurrency)
-
-
-def _nearest(kind: str) -> str:
-    near = get_close_matches(kind, RM_TYPES, n=1)
-    return f" (did you mean {near[0]!r}?)" if near else ""
+    return ReasoningGymReward(task, timeout=config.rm_timeout, concurrency=config.rm_concurrency)

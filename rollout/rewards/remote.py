@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 import aiohttp
 
 from rollout.rewards.base import CallReward, RewardError
+from rollout.rm_types import check_rm_url
 from samples.errors import InputError
 from samples.sample import Sample
 
@@ -36,7 +37,7 @@ class RemoteReward(CallReward):
     def __init__(
         self, url: str | None, *, timeout: float, concurrency: int, retries: int, reward_key: str | None
     ) -> None:
-        self._url = checked_url(url)
+        self._url = check_rm_url(url)
         super().__init__(f"--rm-type remote_rm ({self._url})", concurrency=concurrency, reward_key=reward_key)
         self._timeout = timeout
         self._concurrency = concurrency
@@ -120,19 +121,6 @@ class RemoteReward(CallReward):
         if self._session is not None:
             await self._session.close()
             self._session = None
-
-
-def checked_url(url: str | None) -> str:
-    if not url:
-        raise InputError("--rm-type remote_rm needs the address of the service: --rm-url http://host:port/path")
-    try:
-        parts = urlsplit(url)
-        usable = parts.scheme in ("http", "https") and parts.hostname is not None and parts.port != 0
-    except ValueError:  # a port that is no number, an IPv6 address without its bracket
-        usable = False
-    if not usable:
-        raise InputError(f"--rm-url {url!r} is not an address such as http://host:port/path")
-    return url
 
 
 def is_loopback(url: str) -> bool:
