@@ -173,15 +173,16 @@ def test_sampling_and_rewards_that_fit_are_accepted(values):
     ("values", "said"),
     [
         ({"lr": 1e-4, "min_lr": 1e-3}, "--min-lr 0.001 is more than --lr 0.0001"),
-        (
-            {"lr_warmup_iters": 150},
-            "--lr-warmup-iters 150 leaves nothing of --num-rollout 150 to decay in; use at most 149",
-        ),
-        ({"lr_warmup_iters": 9, "lr_decay_iters": 5}, "leaves nothing of --lr-decay-iters 5"),
+        ({"lr_warmup_iters": 9, "lr_decay_iters": 5}, "--lr-warmup-iters 9 leaves nothing of --lr-decay-iters 5"),
+        ({"lr_warmup_iters": 5, "lr_decay_iters": 5}, "to decay in; use at most 4"),
     ],
 )
 def test_learning_rates_that_contradict_themselves_are_refused(values, said):
     assert said in problems(**values)
+
+
+def test_settings_of_a_long_run_may_be_tried_on_a_few_rollouts():
+    assert problems(lr_warmup_iters=100, lr_decay_style="linear", num_rollout=2) == ""
 
 
 def test_a_reference_model_is_for_the_kl_loss(model_dir):

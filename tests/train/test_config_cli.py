@@ -53,6 +53,14 @@ def test_later_sources_win_over_earlier_ones(tmp_path):
     assert (config.job.num_rollout, config.job.seed, config.optimizer.lr) == (7, 2, 0.3)
 
 
+def test_a_base_value_yields_to_the_other_way_of_settling_the_same_thing():
+    base = {"num_steps_per_rollout": 4, "micro_batch_size": 8}
+    config = parse(["--global-batch-size", "64", "--use-dynamic-batch-size", "--max-tokens-per-gpu", "512"], base)
+    assert config.batch.num_steps_per_rollout is None
+    assert config.batch.micro_batch_size is None
+    assert parse(["--no-use-dynamic-batch-size"], base).batch.micro_batch_size == 8
+
+
 def test_a_flag_given_twice_takes_the_later_value():
     assert parse(["--seed", "1", "--seed", "2"]).job.seed == 2
 

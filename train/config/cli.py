@@ -21,6 +21,13 @@ from train.config.toml_file import read_toml, to_toml, write_config
 
 __all__ = ["parse", "parse_known", "to_toml", "uses_builtin_example", "write_config"]
 
+# A value of the caller's base -> the flag that settles the same thing another way, and contradicts it.
+_ALTERNATIVES = {
+    "num_steps_per_rollout": "global_batch_size",
+    "global_batch_size": "num_steps_per_rollout",
+    "micro_batch_size": "use_dynamic_batch_size",
+}
+
 
 def parse(argv: Sequence[str], base: Mapping[str, object] | None = None) -> RunConfig:
     """The configuration that a command line means, checked as a whole.
@@ -34,7 +41,7 @@ def parse(argv: Sequence[str], base: Mapping[str, object] | None = None) -> RunC
         SystemExit: with status 0, after printing what ``--help`` or ``--print-config`` asks for.
     """
     line, explicit = _read(argv)
-    config = build({**(base or {}), **explicit})
+    config = build(_yielding(base or {}, explicit) | explicit)
     validate(config)
     if line.print_config:
         _print_and_exit(to_toml(config))
@@ -52,6 +59,12 @@ def parse_known(argv: Sequence[str]) -> dict[str, object]:
 def uses_builtin_example(explicit: Mapping[str, object]) -> bool:
     """Whether a run with these values (of ``parse_known``) names neither a model nor prompts."""
     return not explicit.get("hf_checkpoint") and not explicit.get("prompt_data")
+
+
+def _yielding(base: Mapping[str, object], explicit: Mapping[str, object]) -> dict[str, object]:
+    """``base`` without the values whose alternative was given."""
+    given = {name for name, other in _ALTERNATIVES.items() if explicit.get(other)}
+    return {name: value for name, value in base.items() if name not in given}
 
 
 def _read(argv: Sequence[str]) -> tuple[CommandLine, dict[str, object]]:

@@ -12,14 +12,11 @@ def learning_rate_problems(config: RunConfig) -> Iterator[str]:
     optimizer = config.optimizer
     if optimizer.min_lr > optimizer.lr:
         yield f"--min-lr {optimizer.min_lr:g} is more than --lr {optimizer.lr:g}, the peak that it decays from"
-    decay, which = optimizer.lr_decay_iters, "--lr-decay-iters"
-    if decay is None:
-        decay, which = config.job.num_rollout, "--num-rollout"
-    if optimizer.lr_warmup_iters and optimizer.lr_warmup_iters >= decay:
-        yield (
-            f"--lr-warmup-iters {optimizer.lr_warmup_iters} leaves nothing of {which} {decay} to decay in; use at most "
-            f"{decay - 1}"
-        )
+    # Not checked against --num-rollout: a long run's settings tried on a few rollouts are common and harmless.
+    warmup, decay = optimizer.lr_warmup_iters, optimizer.lr_decay_iters
+    if decay is not None and warmup >= decay:
+        at_most = f"use at most {decay - 1}"
+        yield f"--lr-warmup-iters {warmup} leaves nothing of --lr-decay-iters {decay} to decay in; {at_most}"
 
 
 def reference_problems(config: RunConfig) -> Iterator[str]:
