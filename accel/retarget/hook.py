@@ -48,7 +48,7 @@ def install(
         finder.patches.update(after_import or {})
         sys.meta_path.insert(0, finder)
         return
-    if finder.accelerator_name != accelerator.name:
+    if (finder.accelerator_name, finder.device_type) != (accelerator.name, accelerator.device_type):
         raise RetargetError(
             f"megatron.core is already pointed at accelerator '{finder.accelerator_name}' in this process; "
             f"start a new process for '{accelerator.name}'"

@@ -14,15 +14,18 @@ class ImportedNames:
     def __init__(self) -> None:
         # torch is torch even where no import statement says so (a star import, a name passed in).
         self._paths = {"torch": "torch"}
+        self._modules: set[str] = set()
 
     def collect(self, tree: ast.Module) -> None:
         for node in ast.walk(tree):
             if isinstance(node, ast.Import):
                 for alias in node.names:
                     if alias.asname:
+                        self._modules.add(alias.name)
                         self._add(alias.asname, alias.name)
                     else:
                         root = alias.name.partition(".")[0]
+                        self._modules.add(root)
                         self._add(root, root)
             elif isinstance(node, ast.ImportFrom):
                 module = "." * node.level + (node.module or "")
@@ -41,6 +44,11 @@ class ImportedNames:
         if root is None:
             return None
         return ".".join([root, *reversed(parts)])
+
+    def is_foreign_module(self, node: ast.expr) -> bool:
+        """Whether ``node`` is, for certain, a module from outside torch: ``cupy.cuda`` after ``import cupy``."""
+        path = self.path(node)
+        return path in self._modules and path.partition(".")[0] != "torch"
 
     def _add(self, name: str, path: str) -> None:
         if not self._paths.get(name, "").startswith("torch"):

@@ -25,6 +25,8 @@ class DeviceNamespace:
         object.__setattr__(self, "_retarget_target", target)
 
     def __getattr__(self, name: str) -> Any:
+        if name.startswith("_retarget_"):  # a copy that was never initialised would look for its target here
+            raise AttributeError(name)
         # Nothing is cached: torch replaces some of these when a device is initialised (default_generators).
         try:
             return getattr(self._retarget_target, name)
@@ -65,7 +67,12 @@ class SiteHelpers:
         """``torch.device("cuda", index)`` and the argument of ``x.cuda(index)``."""
         if isinstance(index, int):
             return torch.device(self.device_type, index)
-        return torch.device(self.device_type if index is None else index)
+        device = torch.device(self.device_type if index is None else index)
+        if device.type == "cuda":
+            raise RetargetError(
+                f"{_caller(sys._getframe(1))} is given '{device}', but this process trains on '{self.device_type}'"
+            )
+        return device
 
     def index(self, value: Any) -> Any:
         """The field of ``f"cuda:{value}"``: a namespace may answer ``current_device()`` with a device, not a number."""

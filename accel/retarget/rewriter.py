@@ -116,7 +116,7 @@ class Rewriter(ast.NodeTransformer):
         if path is not None and path.startswith("torch._C._cuda"):
             self._site(Site.BINDING, node)
             return ast.copy_location(ast.Attribute(self._namespace(), node.attr, node.ctx), node)
-        if node.attr == "cuda" and loading and path not in LEFT_ALONE and (path is None or _is_inside(path, "torch")):
+        if node.attr == "cuda" and loading and path not in LEFT_ALONE and not self._names.is_foreign_module(node.value):
             self._unknown(node, f"{ast.unparse(node)} is taken without being called")
         self.generic_visit(node)
         return node
@@ -165,19 +165,20 @@ class Rewriter(ast.NodeTransformer):
             self.generic_visit(node)
             return node
         owner = self._names.path(node.args[0])
-        if owner == "torch._C" and name.value.startswith("_cuda") and function in ("getattr", "hasattr"):
-            self._site(Site.BINDING, node)
-            node.args[0] = ast.copy_location(self._namespace(), node.args[0])
-        elif name.value == "cuda" and owner == "torch" and function in ("getattr", "hasattr"):
+        reading = function in ("getattr", "hasattr")
+        if name.value == "cuda" and owner == "torch" and reading:
             self._site(Site.GETATTR, node)
             return ast.copy_location(self._namespace() if function == "getattr" else ast.Constant(True), node)
-        elif name.value == "cuda" and function == "hasattr" and f"{owner}.cuda" not in LEFT_ALONE:
-            self._site(Site.HAS_MOVE, node)
-            node.args = [self.visit(node.args[0]), ast.copy_location(ast.Constant("to"), name)]
+        if owner == "torch._C" and name.value.startswith("_cuda") and reading:
+            self._site(Site.BINDING, node)
+            node.args[0] = ast.copy_location(self._namespace(), node.args[0])
         elif name.value == "cuda" and f"{owner}.cuda" not in LEFT_ALONE:
-            self._unknown(node, ast.unparse(node))
-        elif name.value != "cuda":
-            self.generic_visit(node)
+            if function != "hasattr":
+                self._unknown(node, ast.unparse(node))
+            self._site(Site.HAS_MOVE, node)
+            node.args[1] = ast.copy_location(ast.Constant("to"), name)
+        # The name itself is settled; a plain visit would take "cuda" for a device.
+        node.args = [argument if argument is node.args[1] else self.visit(argument) for argument in node.args]
         return node
 
     def _device_call(self, node: ast.Call) -> ast.expr:
@@ -294,8 +295,8 @@ class Rewriter(ast.NodeTransformer):
     def _unknown(self, node: ast.expr | ast.stmt, form: str) -> NoReturn:
         raise UnknownSite(
             f"{self._path}, line {node.lineno}: this reaches CUDA in a way that cannot be pointed at device "
-            f"'{self._device_type}': {form}. Name the device through a torch.device that is passed in, "
-            f"or use one of: {', '.join(sorted(site.value for site in self._rules.kinds))}."
+            f"'{self._device_type}': {form}. Take the device from a tensor or an argument, or write "
+            f"torch.cuda.X, 'cuda' or x.cuda() in full."
         )
 
 
