@@ -18,6 +18,7 @@ class History:
 
     def __init__(self) -> None:
         self.steps = 0
+        self.last_step: int | None = None
         self.seconds = 0.0
         self._first: list[float] = []
         self._last: deque[float] = deque(maxlen=WINDOW)
@@ -27,7 +28,8 @@ class History:
         self._stride = 1
         self._open: list[float] = []  # rewards that are not yet a point of the curve
 
-    def add(self, metrics: Mapping[str, float]) -> None:
+    def add(self, step: int, metrics: Mapping[str, float]) -> None:
+        self.last_step = step
         self.steps += 1
         seconds = metrics.get("perf/step_time", 0.0)
         self.seconds += seconds

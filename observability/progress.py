@@ -66,9 +66,15 @@ class Progress:
         """A line that stays, above the live display."""
         self._display.note(text)
 
+    def banner(self, facts: Mapping[str, object]) -> None:
+        """What the run runs on, one fact a line; a name with underscores is shown with spaces."""
+        width = max(map(len, facts), default=0)
+        for name, value in facts.items():
+            self.note(f"  {name.replace('_', ' '):<{width}}  {value}")
+
     def step(self, step: int, metrics: Mapping[str, float]) -> None:
         """Step number ``step`` (from 0) has finished, with all its metrics."""
-        self.history.add(metrics)
+        self.history.add(step, metrics)
         self._display.step(step, metrics)
 
     def close(self) -> None:

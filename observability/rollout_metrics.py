@@ -56,6 +56,7 @@ class RolloutMetrics:
         metrics: dict[str, float] = {
             "rollout/num_groups": len(leaves),
             "rollout/num_samples": len(everything),
+            "rollout/response_tokens": sum(sample.response_length for sample in everything),
         }
         if everything:
             metrics |= self._of_samples(everything, "rollout/")

@@ -25,8 +25,8 @@ class RewardError(InputError):
 class Reward(ABC):
     """Scores samples; used from one event loop, which it never blocks.
 
-    ``score`` returns what ``Sample.reward`` holds: a float, or a dict whose ``--reward-key`` entry is a float. It does
-    not write to the sample. Anything else that a reward function returns raises ``InputError``.
+    ``score`` sets ``sample.reward`` and returns it: a float, or a dict whose ``--reward-key`` entry is a float. Anything
+    else that a reward function returns raises ``InputError``.
     """
 
     def __init__(self, name: str) -> None:
@@ -36,7 +36,7 @@ class Reward(ABC):
     async def score(self, sample: Sample) -> RewardValue: ...
 
     async def score_group(self, group: Group) -> list[RewardValue]:
-        """Rewards in the order of ``group``; when one fails the others are cancelled and its error is raised."""
+        """Score all of ``group``, at once; when one fails the others are cancelled and its error is raised."""
         try:
             async with asyncio.TaskGroup() as tasks:
                 scoring = [tasks.create_task(self.score(sample)) for sample in group]
@@ -74,7 +74,8 @@ class CallReward(Reward):
         if self._closed:
             raise RewardError(f"{self.name}: sample {sample.index} came after the reward was closed")
         value = await self._tracked(self._call(sample), sample)
-        return checked_reward(value, self.name, sample.index, self._reward_key)
+        sample.reward = checked_reward(value, self.name, sample.index, self._reward_key)
+        return sample.reward
 
     async def _tracked(self, call: Coroutine[Any, Any, object], sample: Sample) -> object:
         task = asyncio.ensure_future(call)

@@ -23,7 +23,8 @@ class ExactMatchReward(Reward):
                 f"{self.name}: sample {sample.index} has no label to compare with; "
                 "check --label-key, or choose another --rm-type"
             )
-        return float(sample.response.strip() == str(sample.label).strip())
+        sample.reward = float(sample.response.strip() == str(sample.label).strip())
+        return sample.reward
 
     async def score(self, sample: Sample) -> float:
         return self._match(sample)

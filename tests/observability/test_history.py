@@ -11,8 +11,8 @@ from observability.history import CURVE_POINTS, History, summary_line
 
 def history_of(rewards, seconds=0.5):
     history = History()
-    for reward in rewards:
-        history.add({"rollout/raw_reward": reward, "perf/step_time": seconds})
+    for step, reward in enumerate(rewards):
+        history.add(step, {"rollout/raw_reward": reward, "perf/step_time": seconds})
     return history
 
 

@@ -36,19 +36,23 @@ class Terminal(io.StringIO):
 
 
 def test_plain_shows_phases_notes_and_steps_as_lines():
+    step_line = (
+        "step  12/150 | reward 0.412 | length 3.1 | 18.2k tokens/s | "
+        "0.34 s: rollout 59%, train 29%, other 12% | 46.9 s left"
+    )
     out, clock = io.StringIO(), Clock()
     with Progress("plain", 150, stream=out, clock=clock) as progress:
         progress.phase("starting the rollout worker")
         assert out.getvalue() == "[  0.0 s] starting the rollout worker\n"
         clock.now += 1.25
         progress.phase("loading the model")
-        progress.note("engine: torch")
+        progress.banner({"engine": "torch", "run_dir": 7})
         progress.step(11, METRICS)
     assert out.getvalue().splitlines()[1:] == [
         "[  1.2 s] loading the model",
-        "engine: torch",
-        "step  12/150 | reward 0.412 | length 3.1 | 18.2k tokens/s "
-        "| 0.34 s: rollout 59%, train 29%, other 12% | 46.9 s left",
+        "  engine   torch",
+        "  run dir  7",
+        step_line,
     ]
 
 

@@ -15,6 +15,7 @@ def test_raw_reward_and_lengths_are_over_every_sampled_response():
     assert metrics == {
         "rollout/num_groups": 2,
         "rollout/num_samples": 4,
+        "rollout/response_tokens": 16,
         "rollout/raw_reward": 0.5,
         "rollout/response_len/mean": 4.0,
         "rollout/response_len/min": 1,
@@ -37,7 +38,7 @@ def test_unscored_samples_count_but_have_no_part_in_the_reward():
 
 
 def test_nothing_sampled_gives_counts_and_no_mean_over_nothing():
-    assert rollout_metrics([]) == {"rollout/num_groups": 0, "rollout/num_samples": 0}
+    assert rollout_metrics([]) == {"rollout/num_groups": 0, "rollout/num_samples": 0, "rollout/response_tokens": 0}
     assert "rollout/raw_reward" not in rollout_metrics([[sample(None)]])
 
 

@@ -34,6 +34,7 @@ async def test_sync_async_partial_object_and_wrapped_functions_are_called():
     assert await custom(lambda args, sample: answer(args, sample), args=10).score(sample) == 12.0
     assert await custom(functools.partial(scaled, factor=5)).score(sample) == 10.0
     assert await custom(AsyncObject()).score(sample) == 3.0
+    assert sample.reward == 3.0
 
 
 async def test_group_rewards_keep_the_order_of_the_group():

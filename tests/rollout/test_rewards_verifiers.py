@@ -48,6 +48,7 @@ def test_exact_match_compares_stripped_text():
     pairs = [("7", "7", 1.0), (" 7\n", "7 ", 1.0), ("7", 7, 1.0), ("07", "7", 0.0), ("A", "a", 0.0), ("", "7", 0.0)]
     group = [Sample(response=response, label=label) for response, label, _ in pairs]
     assert scored(RewardConfig(rm_type="exact_match"), group) == [expected for *_, expected in pairs]
+    assert [sample.reward for sample in group] == [expected for *_, expected in pairs]
 
 
 async def test_exact_match_of_one_sample_and_without_a_label():
