@@ -10,6 +10,7 @@ import math
 from typing import Any
 
 from filters.output import DynamicFilterOutput, FilterGroup, OutputFilter, with_fallback
+from samples import Sample, Status
 
 _LEAST_SPREAD = 1e-6  # standard deviations up to this are rounding errors
 
@@ -85,10 +86,14 @@ _correctness_band = correctness_between(0.2, 0.8)
 
 
 def _member_rewards(args: Any, group: FilterGroup) -> list[list[float]]:
-    """The rewards of each member's samples; a sample that failed has none."""
+    """The rewards of each member's samples that count: failed and aborted ones are no responses to compare with."""
     key = getattr(args, "reward_key", None)  # args may be a user's own namespace
     members = [member if isinstance(member, list) else [member] for member in group]
-    return [[sample.reward_value(key) for sample in member if sample.reward is not None] for member in members]
+    return [[sample.reward_value(key) for sample in member if _counts(sample)] for member in members]
+
+
+def _counts(sample: Sample) -> bool:
+    return sample.reward is not None and sample.status not in (Status.FAILED, Status.ABORTED)
 
 
 def _flaw(rewards: list[list[float]]) -> str | None:
@@ -102,7 +107,7 @@ def _standard_deviation(values: list[float]) -> float:
     """Of a sample, float64. Taken around the first value, so that equal values give exactly zero at any size."""
     offsets = [value - values[0] for value in values]
     mean = math.fsum(offsets) / len(offsets)
-    return math.sqrt(math.fsum((offset - mean) ** 2 for offset in offsets) / (len(offsets) - 1))
+    return math.hypot(*(offset - mean for offset in offsets)) / math.sqrt(len(offsets) - 1)
 
 
 def _mean(values: list[float]) -> float:

@@ -152,6 +152,12 @@ def test_samples_without_reward_do_not_count_and_a_group_of_them_is_unusable():
     assert check_reward_nonzero_std(ARGS, []).reason == "no_reward"
 
 
+@pytest.mark.parametrize("status", [Status.FAILED, Status.ABORTED])
+def test_failed_and_aborted_samples_do_not_make_a_spread(status):
+    group = [*group_of(1.0, 1.0), Sample(reward=0.0, status=status)]
+    assert check_reward_nonzero_std(ARGS, group).reason == "zero_std_1.0"
+
+
 @pytest.mark.parametrize("reward", [float("nan"), float("inf")])
 def test_rewards_that_are_no_number_are_never_kept_by_fallback(reward):
     output = check_reward_nonzero_std_with_fallback(ARGS, group_of(0.0, reward))
