@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from filters import DynamicFilterOutput, call_dynamic_filter, should_drop_dynamic_filter_output
-from hooks import apply_rollout_sample_hooks_async
-from observability import rollout_metrics
+from hooks import apply_rollout_sample_hooks
+from observability import RolloutMetrics
 from rollout.collectors.output import RolloutOutput
 from rollout.config import RewardConfig, RolloutConfig
 from rollout.engines.protocol import Engine
@@ -70,7 +70,7 @@ class SyncCollector:
         self._reward = reward
         self._filter = dynamic_filter
         self._filter_args = FilterArgs(config, reward_config)
-        self._reward_key = reward_config.reward_key
+        self._rollout_metrics = RolloutMetrics(reward_config.reward_key)
         self._seed = seed
         self._max_context_len = max_context_len
         self._params = sampling_params(config)
@@ -104,8 +104,8 @@ class SyncCollector:
                 for sample in group
             ]
         )
-        hooked = await apply_rollout_sample_hooks_async(
-            self._config, group, rollout_id=rollout_id, evaluation=False, group_index=_group_index(group)
+        hooked = await apply_rollout_sample_hooks(
+            self._filter_args, group, rollout_id=rollout_id, evaluation=False, group_index=_group_index(group)
         )
         group[:] = hooked
         started = time.perf_counter()
@@ -151,19 +151,20 @@ class SyncCollector:
                 tally.kept.append(group)
 
     def _metrics(self, tally: _Tally, groups: list[Group], seconds: float) -> dict[str, float]:
-        metrics = rollout_metrics([group for group in tally.sampled if group], reward_key=self._reward_key)
-        metrics |= {
-            "rollout/dynamic_filter/rounds": tally.rounds,
-            "rollout/dynamic_filter/groups_sampled": len(tally.sampled),
-            "rollout/dynamic_filter/groups_kept": len(groups),
-            "rollout/dynamic_filter/groups_dropped": len(tally.dropped),
-            "rollout/dynamic_filter/groups_surplus": tally.surplus,
-            "rollout/dynamic_filter/groups_by_fallback": tally.fallback,
-            "perf/rollout_time": seconds,
-            "perf/reward_time": tally.reward_seconds,
-        }
-        for reason, count in tally.reasons.items():
-            metrics[f"rollout/dynamic_filter/drop/{reason}"] = count
+        metrics = self._rollout_metrics(
+            [group for group in tally.sampled if group],
+            dynamic_filter={
+                "rounds": tally.rounds,
+                "groups_sampled": len(tally.sampled),
+                "groups_kept": len(groups),
+                "groups_dropped": len(tally.dropped),
+                "groups_surplus": tally.surplus,
+                "groups_by_fallback": tally.fallback,
+            },
+            drop_reasons=tally.reasons,
+            counters={f"reward/{name}": count for name, count in self._reward.counters().items()},
+        )
+        metrics |= {"perf/rollout_time": seconds, "perf/reward_time": tally.reward_seconds}
         return {key: float(value) for key, value in metrics.items()}
 
 
