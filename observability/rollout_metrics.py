@@ -36,20 +36,22 @@ class RolloutMetrics:
     def __init__(self, reward_key: str | None = None, max_names: int = MAX_NAMES) -> None:
         self._reward_key = reward_key
         self._sources = BoundedNames(max_names)
-        self._filter_names = BoundedNames(max_names)
+        self._reasons = BoundedNames(max_names)
 
     def __call__(
         self,
         groups: Sequence[Group],
         *,
         dynamic_filter: Mapping[str, float] | None = None,
+        drop_reasons: Mapping[str, float] | None = None,
         counters: Mapping[str, float] | None = None,
     ) -> dict[str, float]:
         """Metrics of ``groups``, which must be all that were sampled, before any filter.
 
-        ``dynamic_filter`` (kept, dropped, drop_<reason>, ...) goes under ``rollout/dynamic_filter/``; ``counters`` of
-        other parts (reward retries, skipped rows, ...) go under ``rollout/``. A group may hold nested lists of samples.
-        A mean over nothing is left out: a key that is present is a number.
+        ``dynamic_filter`` (groups kept, dropped, ...) goes under ``rollout/dynamic_filter/``, ``drop_reasons``, which
+        come from user code, under ``rollout/dynamic_filter/drop/``, and ``counters`` of other parts (reward/retries,
+        ...) under ``rollout/``. A group may hold nested lists of samples. A mean over nothing is left out: a key that
+        is present is a number.
         """
         leaves = [list(_leaves(group)) for group in groups]
         everything = list(chain.from_iterable(leaves))
@@ -63,7 +65,9 @@ class RolloutMetrics:
             metrics["rollout/zero_spread_ratio"] = self._zero_spread_ratio(leaves)
             metrics |= self._by_source(everything)
         for name, count in (dynamic_filter or {}).items():
-            key = f"rollout/dynamic_filter/{self._filter_names.key(name)}"
+            metrics[f"rollout/dynamic_filter/{name}"] = count
+        for reason, count in (drop_reasons or {}).items():
+            key = f"rollout/dynamic_filter/drop/{self._reasons.key(reason)}"
             metrics[key] = metrics.get(key, 0) + count
         for name, count in (counters or {}).items():
             metrics[f"rollout/{name}"] = count
@@ -109,10 +113,12 @@ def rollout_metrics(
     *,
     reward_key: str | None = None,
     dynamic_filter: Mapping[str, float] | None = None,
+    drop_reasons: Mapping[str, float] | None = None,
     counters: Mapping[str, float] | None = None,
 ) -> dict[str, float]:
     """Metrics of one rollout by itself; a run keeps a ``RolloutMetrics``, so that its keys stay bounded."""
-    return RolloutMetrics(reward_key)(groups, dynamic_filter=dynamic_filter, counters=counters)
+    of = RolloutMetrics(reward_key)
+    return of(groups, dynamic_filter=dynamic_filter, drop_reasons=drop_reasons, counters=counters)
 
 
 def _leaves(group: Iterable[Sample | Iterable[Sample]]) -> Iterator[Sample]:

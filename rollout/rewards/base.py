@@ -25,8 +25,8 @@ class RewardError(InputError):
 class Reward(ABC):
     """Scores samples; used from one event loop, which it never blocks.
 
-    ``score`` sets ``sample.reward`` and returns it: a float, or a dict whose ``--reward-key`` entry is a float. Anything
-    else that a reward function returns raises ``InputError``.
+    ``score`` sets ``sample.reward`` and returns it: a float, or a dict whose ``--reward-key`` entry is a float.
+    Anything else that a reward function returns raises ``InputError``.
     """
 
     def __init__(self, name: str) -> None:

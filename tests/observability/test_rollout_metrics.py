@@ -64,9 +64,11 @@ def test_metrics_by_source_only_for_samples_that_name_one():
 
 
 def test_filter_counts_and_counters_have_their_places():
-    metrics = rollout_metrics([], dynamic_filter={"kept": 3, "drop_zero spread": 2}, counters={"reward/retries": 1})
-    assert metrics["rollout/dynamic_filter/kept"] == 3
-    assert metrics["rollout/dynamic_filter/drop_zero_spread"] == 2
+    metrics = rollout_metrics(
+        [], dynamic_filter={"groups_kept": 3}, drop_reasons={"zero spread": 2}, counters={"reward/retries": 1}
+    )
+    assert metrics["rollout/dynamic_filter/groups_kept"] == 3
+    assert metrics["rollout/dynamic_filter/drop/zero_spread"] == 2
     assert metrics["rollout/reward/retries"] == 1
 
 
@@ -80,9 +82,9 @@ def test_sources_beyond_the_bound_are_other_and_known_ones_keep_their_key_over_s
 
 def test_filter_reasons_beyond_the_bound_add_up_under_other():
     of = RolloutMetrics(max_names=1)
-    metrics = of([], dynamic_filter={"kept": 1, "drop_x": 2, "drop_y": 3})
-    assert metrics["rollout/dynamic_filter/kept"] == 1
-    assert metrics["rollout/dynamic_filter/other"] == 5
+    metrics = of([], drop_reasons={"zero_std": 1, "x": 2, "y": 3})
+    assert metrics["rollout/dynamic_filter/drop/zero_std"] == 1
+    assert metrics["rollout/dynamic_filter/drop/other"] == 5
 
 
 @settings(deadline=None, max_examples=50)
