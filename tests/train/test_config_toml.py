@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from samples.errors import InputError
@@ -116,6 +116,7 @@ def values_of(flag: Flag) -> st.SearchStrategy[object]:
     return st.none() | one if flag.optional else one
 
 
+@settings(max_examples=30, deadline=None)
 @given(st.fixed_dictionaries({}, optional={name: values_of(flag) for name, flag in flags().items()}))
 def test_reading_what_was_written_gives_the_same_configuration(tmp_path_factory, values):
     config = build(values)

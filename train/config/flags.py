@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import types
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from annotated_types import Ge, Gt, Le, Lt
@@ -68,6 +68,7 @@ class Flag:
                     said.append(f"<= {bound.le}")
         return " and ".join(said)
 
+    @cached_property
     def adapter(self) -> TypeAdapter[Any]:
         """Validates a value of this field alone, with the field's bounds."""
         annotated: Any = Annotated[self.info.annotation, self.info]

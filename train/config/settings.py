@@ -33,7 +33,7 @@ def check_settings(settings: Iterable[Setting], problems: list[str]) -> dict[str
         if flag.many and isinstance(value, list):
             value = tuple(value)
         try:
-            values[flag.name] = flag.adapter().validate_python(value, strict=setting.typed)
+            values[flag.name] = flag.adapter.validate_python(value, strict=setting.typed)
         except ValidationError as error:
             problems.append(value_problem(setting.origin, flag, value, error.errors()[0]["loc"]))
     return values
