@@ -23,6 +23,7 @@ class Capabilities:
     exclusive_devices: bool = (
         True  # a device serves one role at a time; on False, roles share devices (host processors)
     )
+    own_generator: bool = True  # random numbers of the device come from generators other than the host's
     streams: bool = False
     events: bool = False
     bf16: bool = False
@@ -36,6 +37,7 @@ class Capabilities:
     ipc: bool = False  # tensors cross processes by handle instead of by copy
     process_group_reload: bool = False  # destroying the collectives' groups gives device memory back
     process_group_device_id: bool = False  # init_process_group takes device_id
+    uneven_all_gather: bool = False  # all_gather of tensors whose sizes differ between ranks
     expandable_segments: bool = False
     init_on_device: bool = False  # models are built on the device; else on the host, then moved
     safetensors_device: bool = False  # safetensors opens a file straight onto the device
@@ -140,6 +142,11 @@ class Accelerator(ABC):
     def device_name(self, index: int) -> str:
         """The product's name, for people."""
         return f"{self.name}:{index}"
+
+    def more_devices_hint(self) -> str:
+        """What a person can do when a job needs more devices than there are."""
+        variable = self.visible_devices_env
+        return "Ask for fewer" + (f", or make more devices visible in {variable}." if variable else ".")
 
     def device_uuid(self, index: int) -> str | None:  # noqa: ARG002 - vendors with UUIDs override
         """What pairs a trainer with the engine on the same card; None where the vendor has none (the index does)."""

@@ -28,7 +28,9 @@ class CpuAccelerator(Accelerator):
     ray_noset_env = None
     train_backend = "gloo"
     weight_update_backend = "gloo"
-    capabilities = Capabilities(exclusive_devices=False, bf16=True, fp16=True, amp=True, safetensors_device=True)
+    capabilities = Capabilities(
+        exclusive_devices=False, own_generator=False, bf16=True, fp16=True, amp=True, safetensors_device=True
+    )
     priority = 0
     socket_ifname_env = "GLOO_SOCKET_IFNAME"
     env_prefixes = ("OMP_", "MKL_", "GOMP_", "GLOO_")
@@ -38,6 +40,8 @@ class CpuAccelerator(Accelerator):
         self._index = 0
 
     def unavailable_reason(self) -> str | None:
+        """Always usable, unless the number of devices asked for is none."""
+        self.device_count()
         return None
 
     def device_count(self) -> int:
@@ -60,6 +64,9 @@ class CpuAccelerator(Accelerator):
         if index is not None:
             self.check_index(index)
         return torch.device(self.device_type)
+
+    def more_devices_hint(self) -> str:
+        return f"Host processors are shared, so any number can be presented: set {DEVICES_ENV}=N."
 
     def device_name(self, index: int) -> str:
         return f"{processor_name()}, place {index}"

@@ -64,7 +64,7 @@ def ray_worker_env(
         if accelerator.visible_devices_env is None:
             raise AcceleratorError(f"{accelerator.name!r} has no visible-devices variable to give {list(devices)} to")
         env[accelerator.visible_devices_env] = ",".join(devices)
-        env |= {mask: "" for mask in (*accelerator.same_masks, *accelerator.lower_masks) if environ.get(mask)}
+        env |= dict.fromkeys((*accelerator.same_masks, *accelerator.lower_masks), "")
         if accelerator.ray_noset_env is not None:
             env[accelerator.ray_noset_env] = "1"
     if any(environ.get(proxy) for proxy in HTTP_PROXIES):

@@ -1,0 +1,93 @@
+"""``python -m accel list | doctor | conformance``: what this machine has, and whether a backend is right."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+
+from accel.safe_path import secure_sys_path
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run one command. 0: fine; 1: the asked accelerator is unusable, or a check failed; 2: the arguments are wrong."""
+    options = _parser().parse_args(argv)
+    from accel.errors import AcceleratorError
+
+    try:
+        return options.run(options)
+    except AcceleratorError as error:
+        print(f"accel: error: {error}", file=sys.stderr)
+        return 1
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="accelrl accel", description="The accelerators of this machine.")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+
+    listing = commands.add_parser("list", help="every registered accelerator and whether it is usable")
+    listing.add_argument("--json", action="store_true", help="print JSON")
+    listing.set_defaults(run=_list)
+
+    doctor = commands.add_parser("doctor", help="devices, versions, settings and contradictions, with fixes")
+    doctor.set_defaults(run=_doctor)
+    conformance = commands.add_parser("conformance", help="prove a backend: run the suite against a live device")
+    conformance.add_argument("--world-size", type=int, default=2, metavar="N", help="ranks (default: 2)")
+    conformance.add_argument("--subject", action="append", metavar="NAME", help="only these checks; repeatable")
+    conformance.set_defaults(run=_conformance)
+    for command in (doctor, conformance):
+        command.add_argument("--accelerator", metavar="NAME", help="default: ACCELRL_ACCELERATOR, else the best usable")
+        command.add_argument("--emulate", action="store_true", help="its emulation in host memory, where it has one")
+        command.add_argument("--json", action="store_true", help="print JSON")
+    return parser
+
+
+def _list(options: argparse.Namespace) -> int:
+    from accel.registry import available_accelerators
+
+    probes = available_accelerators()
+    if options.json:
+        rows = {
+            name: {"usable": p.usable, "reason": p.reason, "origin": p.registration.origin}
+            for name, p in probes.items()
+        }
+        print(json.dumps(rows, indent=2))
+        return 0
+    width = max(len(name) for name in probes)
+    for name, probe in probes.items():
+        print(f"{name:<{width}}  {'usable' if probe.usable else 'not usable: ' + str(probe.reason)}")
+    return 0
+
+
+def _doctor(options: argparse.Namespace) -> int:
+    from accel.doctor.diagnosis import diagnose
+    from accel.doctor.display import render
+
+    diagnosis = diagnose(options.accelerator, emulate=options.emulate)
+    print(json.dumps(diagnosis.as_dict(), indent=2) if options.json else render(diagnosis))
+    return 0 if diagnosis.selected is not None else 1
+
+
+def _conformance(options: argparse.Namespace) -> int:
+    from accel.conformance.runner import run_conformance
+    from accel.registry import select_accelerator
+
+    accelerator = select_accelerator(options.accelerator, emulate=options.emulate)
+    report = run_conformance(accelerator, options.world_size, options.subject)
+    if options.json:
+        print(json.dumps(report.as_dict(), indent=2))
+    else:
+        kind = " (emulated)" if accelerator.emulated else ""
+        print(f"conformance of {report.accelerator}{kind}, {report.world_size} ranks")
+        for outcome in report.outcomes:
+            print(outcome)
+        for outcome in report.outcomes:
+            if outcome.result == "FAIL":
+                print(f"\n--- {outcome.subject}: {outcome.check}\n{outcome.reason}")
+        print(", ".join(f"{report.count(result)} {result}" for result in ("PASS", "FAIL", "SKIP")))
+    return 0 if report.passed else 1
+
+
+if __name__ == "__main__":
+    secure_sys_path()
+    sys.exit(main())

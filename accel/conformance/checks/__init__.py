@@ -1,0 +1,1 @@
+"""The checks, one file a subject. Run through ``accel.conformance.runner``, which hands them the live backend."""

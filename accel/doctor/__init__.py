@@ -1,0 +1,1 @@
+"""What this machine has, why something is not usable, and what contradicts itself."""

@@ -1,0 +1,126 @@
+"""Settings that cannot both be meant, each with its fix."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+
+import torch
+
+from accel.backends.cpu import DEVICES_ENV, usable_cores
+from accel.contract import Accelerator
+from accel.errors import AcceleratorError
+from accel.masks import VisibleDevices, mask_problems
+from accel.memory.saver import COMMON_ALLOCATOR_ENV
+from accel.registry import ACCELERATOR_ENV, SPEC_ENV, Probe
+
+AUTOLOAD_ENV = "TORCH_DEVICE_BACKEND_AUTOLOAD"
+
+
+@dataclass(frozen=True)
+class Contradiction:
+    """What is wrong, and what to do about it."""
+
+    problem: str
+    fix: str
+
+
+def find_contradictions(
+    probes: list[Probe],
+    chosen: str | None,
+    loaded: Collection[str],
+    environ: Mapping[str, str] = os.environ,
+) -> list[Contradiction]:
+    """``chosen`` is the accelerator of the run, ``loaded`` the modules imported before any backend was probed."""
+    accelerators = [probe.accelerator for probe in probes if probe.accelerator is not None]
+    found = [
+        *_masks(accelerators, environ),
+        *_unreadable_lists(accelerators, environ),
+        *_autoloaded(accelerators, chosen, loaded, environ),
+        *_allocators(accelerators, environ),
+        *_handed_over(environ),
+        *_threads(environ),
+    ]
+    return list(dict.fromkeys(found))
+
+
+def _masks(accelerators: list[Accelerator], environ: Mapping[str, str]) -> list[Contradiction]:
+    found = []
+    for accelerator in accelerators:
+        for text in _readable(lambda a=accelerator: mask_problems(a, environ)):  # type: ignore[misc]
+            problem, _, fix = text.rpartition(": ")
+            found.append(Contradiction(problem, fix))
+    return found
+
+
+def _unreadable_lists(accelerators: list[Accelerator], environ: Mapping[str, str]) -> list[Contradiction]:
+    found = []
+    for accelerator in accelerators:
+        variable = accelerator.visible_devices_env
+        if variable is None:
+            continue
+        try:
+            VisibleDevices.parse(variable, environ.get(variable))
+        except AcceleratorError as error:
+            found.append(Contradiction(str(error), f"correct or unset {variable}"))
+    return found
+
+
+def _autoloaded(
+    accelerators: list[Accelerator], chosen: str | None, loaded: Collection[str], environ: Mapping[str, str]
+) -> list[Contradiction]:
+    """torch imports every installed vendor plugin at its own import, wanted or not."""
+    return [
+        Contradiction(
+            f"torch loaded {accelerator.torch_plugin} although the run is on {chosen} "
+            f"({AUTOLOAD_ENV}={environ.get(AUTOLOAD_ENV, '1')})",
+            f"set {AUTOLOAD_ENV}=0 where the driver starts (workers get it by themselves)",
+        )
+        for accelerator in accelerators
+        if accelerator.torch_plugin in loaded and chosen not in (None, accelerator.name)
+    ]
+
+
+def _allocators(accelerators: list[Accelerator], environ: Mapping[str, str]) -> list[Contradiction]:
+    common = environ.get(COMMON_ALLOCATOR_ENV, "").strip()
+    found = []
+    for variable in sorted({a.allocator_env for a in accelerators if a.allocator_env}):
+        own = environ.get(variable, "").strip()
+        if common and own and common != own:
+            problem = (
+                f"{COMMON_ALLOCATOR_ENV}={common} and {variable}={own} differ, and which one counts depends on torch"
+            )
+            found.append(Contradiction(problem, f"unset {variable}"))
+    return found
+
+
+def _handed_over(environ: Mapping[str, str]) -> list[Contradiction]:
+    spec, variable = environ.get(SPEC_ENV, "").strip(), environ.get(ACCELERATOR_ENV, "").strip().lower()
+    name = spec.partition("=")[0]
+    if spec and variable not in ("", "auto", name):
+        problem = f"{SPEC_ENV}={spec} and {ACCELERATOR_ENV}={variable} disagree"
+        return [Contradiction(problem, f"unset {ACCELERATOR_ENV}")]
+    return []
+
+
+def _threads(environ: Mapping[str, str]) -> list[Contradiction]:
+    threads = environ.get("OMP_NUM_THREADS", "").strip()
+    devices = environ.get(DEVICES_ENV, "").strip()
+    found = []
+    if devices and not (devices.isdigit() and int(devices) > 0):
+        found.append(Contradiction(f"{DEVICES_ENV}={devices} is no number of devices", "give 1 or more, or unset it"))
+    if threads.isdigit() and int(threads) > usable_cores():
+        problem = (
+            f"OMP_NUM_THREADS={threads} with {usable_cores()} usable cores (torch: {torch.get_num_threads()} threads)"
+        )
+        found.append(Contradiction(problem, f"set OMP_NUM_THREADS to {usable_cores()} or less, or unset it"))
+    return found
+
+
+def _readable(check: Callable[[], list[str]]) -> list[str]:
+    """What a check found; a list that cannot be read is reported by ``_unreadable_lists``."""
+    try:
+        return check()
+    except AcceleratorError:
+        return []
