@@ -1,0 +1,164 @@
+"""The engine's state on the decoding thread: the model, its weights and memory, and whether decoding may go on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from collections.abc import Sequence as SequenceOf
+from dataclasses import dataclass
+
+import torch
+
+from accel.contract import Accelerator
+from rollout.engines.errors import EngineError
+from rollout.engines.torch_engine.decoder import Decoder
+from rollout.engines.torch_engine.scheduler import Answer, Scheduler
+from rollout.engines.torch_engine.sequence import Sequence
+from rollout.engines.torch_engine.weights import WeightUpdate
+from samples.errors import InputError
+
+MEMORY_TAGS = ("weights", "kv_cache")
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """What other threads may know: replaced as a whole after every step."""
+
+    running: int = 0
+    waiting: int = 0
+    weight_version: int = -1
+    refusal: str = ""  # why new requests are refused now; empty when they are taken
+    detail: str = ""
+    generated_tokens: int = 0
+    prefill_tokens: int = 0
+
+
+class Runner:
+    """Everything here runs on the decoding thread, between forward passes."""
+
+    def __init__(self, decoder: Decoder, scheduler: Scheduler, accelerator: Accelerator, *, loaded: bool) -> None:
+        self._decoder, self._scheduler, self._accelerator = decoder, scheduler, accelerator
+        self._paused = False
+        self._update: WeightUpdate | None = None
+        self._update_version = -1
+        self._no_weights = "" if loaded else "the engine was started without weights: send all of them first"
+        self._released: set[str] = set()
+
+    @property
+    def can_step(self) -> bool:
+        ready = not (self._paused or self._update or self._no_weights or self._released)
+        return ready and bool(self._scheduler.running or self._scheduler.waiting)
+
+    def step(self) -> None:
+        self._scheduler.step()
+
+    def answers(self) -> list[Answer]:
+        return self._scheduler.answers()
+
+    def submit(self, sequences: SequenceOf[Sequence]) -> None:
+        self._scheduler.submit(sequences)
+
+    def abort(self, sequences: SequenceOf[Sequence] | None = None) -> None:
+        self._scheduler.abort(sequences)
+
+    def pause(self) -> None:
+        self._paused = True
+
+    def resume(self) -> None:
+        self._paused = False
+
+    def begin_update(self, version: int) -> None:
+        """Start over with nothing received; an update that was under way is given up."""
+        if "weights" in self._released:
+            raise EngineError("the engine's weights are released: call resume_memory before an update")
+        self._update = WeightUpdate(self._decoder.weights)
+        self._update_version = version
+
+    def update_weights(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        update = self._open_update()
+        try:
+            update.take(tensors)
+        except InputError as error:
+            self._fail_update(error)
+            raise
+        self._accelerator.synchronize()  # the sender may reuse its memory as soon as this returns
+
+    def commit_update(self, version: int) -> None:
+        update = self._open_update()
+        if version != self._update_version:
+            raise InputError(f"commit_update: version {version} given, but begin_update said {self._update_version}")
+        try:
+            update.finish()
+        except InputError as error:
+            self._fail_update(error)
+            raise
+        self._update, self._no_weights = None, ""
+        self._scheduler.weight_version = version
+        self.flush_cache()
+
+    def flush_cache(self) -> None:
+        """Drop all keys and values; what runs is computed again from its tokens when decoding goes on."""
+        if "kv_cache" not in self._released:
+            self._scheduler.restart()
+
+    def release_memory(self, tags: tuple[str, ...]) -> None:
+        for tag in self._tags(tags):
+            if tag in self._released:
+                continue
+            if tag == "kv_cache":
+                self._scheduler.restart()
+                self._decoder.release_cache()
+            else:
+                self._update = None
+                self._no_weights = "the engine's weights were released and have to be sent again"
+                self._decoder.release_weights()
+            self._released.add(tag)
+        self._accelerator.empty_cache()
+
+    def resume_memory(self, tags: tuple[str, ...]) -> None:
+        for tag in self._tags(tags):
+            if tag not in self._released:
+                continue
+            if tag == "kv_cache":
+                self._decoder.allocate_cache()
+            else:
+                self._decoder.allocate_weights()
+            self._released.remove(tag)
+
+    def snapshot(self) -> Snapshot:
+        return Snapshot(
+            running=self._scheduler.running,
+            waiting=self._scheduler.waiting,
+            weight_version=self._scheduler.weight_version,
+            refusal=self._refusal(),
+            detail=self._detail(),
+            generated_tokens=self._scheduler.generated_tokens,
+            prefill_tokens=self._scheduler.prefill_tokens,
+        )
+
+    def _refusal(self) -> str:
+        if self._released:
+            return f"the engine's memory is released ({', '.join(sorted(self._released))}): call resume_memory first"
+        return "" if self._update else self._no_weights
+
+    def _detail(self) -> str:
+        if self._refusal():
+            return self._refusal()
+        if self._update:
+            return f"receiving weights of version {self._update_version}"
+        return "paused" if self._paused else ""
+
+    def _open_update(self) -> WeightUpdate:
+        if self._update is None:
+            raise EngineError(self._no_weights or "no weight update is open: call begin_update first")
+        return self._update
+
+    def _fail_update(self, error: InputError) -> None:
+        """Tensors of two versions may be mixed now: nothing is answered until a whole update has come."""
+        self._update = None
+        self._no_weights = f"the update to weight version {self._update_version} failed, send a whole one: {error}"
+
+    def _tags(self, tags: tuple[str, ...]) -> tuple[str, ...]:
+        unknown = [tag for tag in tags if tag not in MEMORY_TAGS]
+        if unknown:
+            raise InputError(f"memory tag {unknown[0]!r} is unknown: use {' or '.join(MEMORY_TAGS)}, or none for all")
+        return tags or MEMORY_TAGS
