@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from samples.errors import InputError
-from samples.rows import Prompt, RowError, RowFields, check_encodable
+from samples.rows import Prompt, RowError, RowFields
 from samples.slices import RowSlice
 from samples.tally import BadRows
 
@@ -122,8 +122,8 @@ class ParquetFile:
 
     def _parse(self, values: dict[str, Any]) -> Prompt:
         prompt = self._fields.read(values)
-        check_encodable(prompt)
-        return Prompt(prompt.prompt, _plain(prompt.label, "label"), _plain(prompt.metadata, "metadata"), prompt.source)
+        question, label = _plain(prompt.prompt, "prompt", "--input-key"), _plain(prompt.label, "label", "--label-key")
+        return Prompt(question, label, _plain(prompt.metadata, "metadata", "--metadata-key"), prompt.source)
 
 
 def _row_values(batch: pa.RecordBatch) -> Iterator[dict[str, Any] | RowError]:
@@ -137,12 +137,14 @@ def _row_values(batch: pa.RecordBatch) -> Iterator[dict[str, Any] | RowError]:
                 yield RowError(f"holds text that is not UTF-8 ({error.reason} at byte {error.start + 1})")
 
 
-def _plain(value: Any, name: str) -> Any:
+def _plain(value: Any, name: str, flag: str) -> Any:
     """``value`` as JSON gives it back, so that a sample can be saved and restored unchanged."""
+    if value is None or isinstance(value, str):
+        return value
     try:
         return json.loads(json.dumps(value))
     except (TypeError, ValueError) as error:
-        raise RowError(f"the {name} cannot be kept as JSON: {error} (--{name}-key names another column)") from None
+        raise RowError(f"the {name} cannot be kept as JSON: {error} ({flag} names another column)") from None
 
 
 def _footer_checksum(path: Path) -> int:
