@@ -7,6 +7,7 @@ states), each group goes on by itself. Memory of the cache is taken as responses
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -46,12 +47,12 @@ class GeneralDecoder(Decoder):
     ) -> None:
         from transformers import AutoModelForCausalLM
 
-        with torch.inference_mode(False):  # inference tensors could not be filled by other threads
-            if load_weights:
-                model = AutoModelForCausalLM.from_pretrained(model_dir, dtype=dtype, local_files_only=True)
-            else:
-                model = AutoModelForCausalLM.from_config(config, dtype=dtype)
-            self._model = model.requires_grad_(False).eval().to(device)
+        if load_weights:
+            model = AutoModelForCausalLM.from_pretrained(model_dir, dtype=dtype, local_files_only=True)
+        else:
+            model = AutoModelForCausalLM.from_config(config, dtype=dtype)
+        self._model = model.eval().to(device)
+        self._accepted = frozenset(inspect.signature(self._model.forward).parameters)
         self._config, self._device = self._model.config, device
         self._shapes = {name: parameter.shape for name, parameter in self._model.named_parameters()}
         self._max_tokens = max_total_tokens if max_total_tokens is not None else max_rows * round_up(max_len)
@@ -154,15 +155,16 @@ class GeneralDecoder(Decoder):
         return _Batch(np.arange(size), cache, mask, torch.full((size,), length, device=self._device)), logits
 
     def _forward(self, ids: torch.Tensor, mask: torch.Tensor, positions: torch.Tensor, cache: Any) -> torch.Tensor:
-        output = self._model(
-            input_ids=ids,
-            attention_mask=mask,
-            position_ids=positions,
-            past_key_values=cache,
-            use_cache=True,
-            logits_to_keep=1,
-        )
-        return output.logits[:, -1]
+        arguments = {
+            "position_ids": positions,
+            "logits_to_keep": 1,
+            "cache": cache,  # named past_key_values before transformers 5.24, and in some models still
+            "past_key_values": cache,
+        }
+        known = {name: value for name, value in arguments.items() if name in self._accepted}
+        if "cache" in known:
+            known.pop("past_key_values", None)
+        return self._model(input_ids=ids, attention_mask=mask, use_cache=True, **known).logits[:, -1]
 
     def _join(self, batch: _Batch) -> None:
         """Merge into the batch at hand where all layers are plain keys and values; else stand beside it."""
@@ -190,10 +192,7 @@ class GeneralDecoder(Decoder):
         return {name: tensor.shape for name, tensor in revert_weight_conversion(self._model, shapes).items()}
 
     def _convert(self, staged: dict[str, torch.Tensor]) -> None:
-        with torch.inference_mode(False):
-            fresh = type(self._model).from_pretrained(
-                None, config=self._config, state_dict=staged, dtype=self._model.dtype
-            )
+        fresh = type(self._model).from_pretrained(None, config=self._config, state_dict=staged, dtype=self._model.dtype)
         new = dict(fresh.named_parameters())
         for name, parameter in self._model.named_parameters():
             parameter.data.copy_(new[name])
