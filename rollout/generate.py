@@ -31,10 +31,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--custom-rm-path", default=None, help=reward["custom_rm_path"].description)
     parser.add_argument("--reward-key", default=None, help=reward["reward_key"].description)
     parser.add_argument("--user-code-dir", default=None, help=reward["user_code_dir"].description)
-    parser.add_argument("--accelerator", default=None, help="cpu, cuda, musa, a registered vendor's name (default: auto)")
+    parser.add_argument(
+        "--accelerator", default=None, help="cpu, cuda, musa, a registered vendor's name (default: auto)"
+    )
     parser.add_argument("--bf16", action="store_true", help="generate in bfloat16")
     parser.add_argument("--seed", type=int, default=0, help="seed of the sampling")
-    parser.add_argument("--output", type=Path, default=None, help="write samples there as JSON lines (default: print them)")
+    parser.add_argument(
+        "--output", type=Path, default=None, help="write samples there as JSON lines (default: print them)"
+    )
 
 
 def generate(args: argparse.Namespace) -> int:
@@ -60,7 +64,7 @@ async def _generate(args: argparse.Namespace) -> list[Group]:
     import torch
 
     from accel import select_accelerator
-    from rollout.collectors.sync import FilterArgs
+    from rollout.collectors.sync import UserArgs
     from rollout.engines.protocol import SamplingParams
     from rollout.engines.torch_engine import TorchEngine
     from rollout.generation import generate_sample
@@ -84,7 +88,9 @@ async def _generate(args: argparse.Namespace) -> list[Group]:
         rollout_shuffle=False,
     )
     if not (args.hf_checkpoint / "config.json").is_file():
-        raise InputError(f"--hf-checkpoint {args.hf_checkpoint}: no config.json there; give a Hugging Face model directory")
+        raise InputError(
+            f"--hf-checkpoint {args.hf_checkpoint}: no config.json there; give a Hugging Face model directory"
+        )
     limits = context_limits(args.hf_checkpoint, rollout, data)
     source = DataSource(
         data,
@@ -94,7 +100,7 @@ async def _generate(args: argparse.Namespace) -> list[Group]:
         max_prompt_len=limits.max_prompt_len,
     )
     groups = source.next_groups(args.num_prompts)
-    reward = build_reward(reward_config, FilterArgs(rollout, reward_config))
+    reward = build_reward(reward_config, UserArgs(rollout, reward_config))
     engine = TorchEngine(
         args.hf_checkpoint,
         select_accelerator(args.accelerator),

@@ -11,15 +11,15 @@ import torch
 
 from accel.contract import Accelerator
 from rollout.collectors.output import RolloutOutput
-from rollout.collectors.sync import FilterArgs, SyncCollector
+from rollout.collectors.sync import SyncCollector, UserArgs
 from rollout.config import RewardConfig, RolloutConfig
 from rollout.engines.factory import create_engine
 from rollout.event_loop import EventLoopThread
 from rollout.limits import context_limits
 from rollout.rewards import build_reward
 from samples import DataSource, load_function
-from samples.tokenizer import load_tokenizer
 from samples.config import DataConfig
+from samples.tokenizer import load_tokenizer
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class RolloutWorker:
             threads=settings.threads,
             load_weights=load_weights,
         )
-        args = FilterArgs(settings.rollout, settings.reward)
+        args = UserArgs(settings.rollout, settings.reward)
         self._reward = build_reward(settings.reward, args)
         self._collector = SyncCollector(
             settings.rollout,

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from accel.contract import Accelerator
 from accel.errors import AcceleratorError
+from accel.placement.requests import ray_node_options, ray_request, ray_worker_env
 from observability import Progress
 from samples.errors import InputError
 from train.config.run import RunConfig
@@ -179,18 +180,14 @@ class RayRuntime:
                 common.pop("include_dashboard")
                 ray.init(address=address, **common)
                 return
-            resource = self._accelerator.ray_resource
-            devices = self._accelerator.device_count()
-            if resource == "GPU":
-                ray.init(num_cpus=0, num_gpus=devices, **common)
-            else:
-                ray.init(num_cpus=0, num_gpus=0, resources={resource: devices}, **common)
+            devices = ray_node_options(self._accelerator, self._accelerator.device_count())
+            ray.init(**({"num_cpus": 0, "num_gpus": 0} | devices | common))
 
     def _place(self) -> None:
         import ray
         from ray.util.placement_group import placement_group
 
-        from accel import accelerator_spec, ray_options
+        from accel import accelerator_spec
 
         world = self._config.actor_world_size
         rollout_devices = self._rollout_devices()
@@ -213,19 +210,21 @@ class RayRuntime:
         if world > 1:
             store = str(self._run_dir / "process_group.store")
         for rank in range(world):
-            options = ray_options(self._accelerator, 1) | self._actor_options(job.trainer_threads, bundle=rank)
+            options = ray_request(self._accelerator, 1) | self._actor_options(job.trainer_threads, bundle=rank)
             actor = ray.remote(TrainerActor).options(**options)
             self._trainers.append(actor.remote(self._config, spec, rank, store))
-        options = ray_options(self._accelerator, rollout_devices)
+        options = ray_request(self._accelerator, rollout_devices)
         options |= self._actor_options(job.rollout_threads, bundle=world if rollout_devices else 0)
         self._rollout = ray.remote(RolloutActor).options(**options).remote(self._config, spec)
 
     def _actor_options(self, threads: int, *, bundle: int) -> dict[str, Any]:
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-        environment = self._accelerator.worker_env(threads) | {"PYTHONSAFEPATH": "1", "HF_HUB_OFFLINE": "1"}
+        environment = ray_worker_env(self._accelerator, threads) | {"PYTHONSAFEPATH": "1", "HF_HUB_OFFLINE": "1"}
         if self._config.job.ray_address is None:
-            environment["GLOO_SOCKET_IFNAME"] = loopback_interface()
+            # One machine: the collectives, the vendor's and gloo's beside them, stay on the loopback interface.
+            for variable in {"GLOO_SOCKET_IFNAME", self._accelerator.socket_ifname_env or "GLOO_SOCKET_IFNAME"}:
+                environment[variable] = loopback_interface()
         return {
             "num_cpus": 0,
             "runtime_env": {"env_vars": environment},

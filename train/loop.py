@@ -40,7 +40,6 @@ class StopRequest:
 
 def run_loop(runtime: Runtime, *, num_rollout: int, tracker: Tracker, progress: Progress, stop: StopRequest) -> History:
     """Train for ``num_rollout`` steps, or until ``stop`` is requested; returns what was logged."""
-    history = History()
     for rollout_id in range(num_rollout):
         if stop.requested:
             break
@@ -50,9 +49,8 @@ def run_loop(runtime: Runtime, *, num_rollout: int, tracker: Tracker, progress: 
         metrics["perf/step_time"] = seconds
         metrics["perf/tokens_per_second"] = metrics.get("rollout/response_tokens", 0.0) / seconds
         tracker.log(rollout_id, metrics)
-        history.add(rollout_id, metrics)
         progress.step(rollout_id, metrics)
-    return history
+    return progress.history
 
 
 @contextmanager

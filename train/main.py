@@ -5,11 +5,16 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from train.cli import run_guarded
 from train.config import cli
-from train.config.checks import validate
 from train.config.run import RunConfig
+
+if TYPE_CHECKING:
+    from observability import Progress
+    from train.loop import Runtime
+    from train.prepare import PreparedRun
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -22,11 +27,8 @@ def run(argv: list[str]) -> int:
     """Parse ``argv``, train, print the last line. 0 when all steps were made, 130 after an interrupt."""
     from train.example import EXAMPLE_SETTINGS
 
-    explicit = cli.parse_known(argv)
-    example = not explicit.get("hf_checkpoint") and not explicit.get("prompt_data")
-    config = cli.parse(argv, EXAMPLE_SETTINGS if example else {})
-    validate(config)
-    return train(config)
+    example = cli.uses_builtin_example(cli.parse_known(argv))
+    return train(cli.parse(argv, EXAMPLE_SETTINGS if example else {}))
 
 
 def train(config: RunConfig) -> int:
@@ -45,14 +47,7 @@ def train(config: RunConfig) -> int:
         config = prepared.config
         cli.write_config(config, prepared.run_dir / "config.toml", prepared.facts)
         progress.banner(prepared.facts | {"run directory": str(prepared.run_dir)})
-        if config.job.launcher == "inline":
-            from train.inline import InlineRuntime
-
-            runtime = InlineRuntime(config, prepared.accelerator, progress)
-        else:
-            from train.cluster import RayRuntime
-
-            runtime = RayRuntime(config, prepared.accelerator, progress, prepared.run_dir)
+        runtime = make_runtime(prepared, progress)
         tracker = JsonlTracker(prepared.run_dir / "metrics.jsonl")
         try:
             runtime.start()
@@ -65,5 +60,16 @@ def train(config: RunConfig) -> int:
         finally:
             runtime.close()
             tracker.close()
-    print(summary_line(history, prepared.run_dir), flush=True)
+    print(summary_line(history, prepared.run_dir, interrupted=stop.requested), flush=True)
     return 130 if stop.requested else 0
+
+
+def make_runtime(prepared: PreparedRun, progress: Progress) -> Runtime:
+    """The runtime that ``--launcher`` names."""
+    if prepared.config.job.launcher == "inline":
+        from train.inline import InlineRuntime
+
+        return InlineRuntime(prepared.config, prepared.accelerator, progress)
+    from train.cluster import RayRuntime
+
+    return RayRuntime(prepared.config, prepared.accelerator, progress, prepared.run_dir)

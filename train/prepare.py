@@ -1,4 +1,4 @@
-"""From a parsed configuration to a run that can start: device chosen, prompts checked, functions loaded, directory made.
+"""From a parsed configuration to a run that can start: device chosen, prompts checked, directory made.
 
 Everything that a person can have got wrong is found here, before any worker starts.
 """
@@ -67,13 +67,17 @@ def make_run_dir(config: RunConfig) -> Path:
         if (run_dir / "metrics.jsonl").exists():
             raise InputError(f"--output-dir {run_dir} already holds a run (metrics.jsonl): choose another directory")
     else:
-        name = config.output.run_name or ("example" if is_example(config) else Path(str(config.model.hf_checkpoint)).name)
+        name = config.output.run_name or (
+            "example" if is_example(config) else Path(str(config.model.hf_checkpoint)).name
+        )
         name = re.sub(r"[^\w.-]+", "-", name).strip("-.") or "run"
         run_dir = _unused(Path("runs") / f"{time.strftime('%Y%m%d-%H%M%S')}-{name}")
     try:
         run_dir.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise InputError(f"--output-dir {run_dir} cannot be created: {error.strerror}; choose a writable place") from error
+        raise InputError(
+            f"--output-dir {run_dir} cannot be created: {error.strerror}; choose a writable place"
+        ) from error
     return run_dir.resolve()
 
 
@@ -108,15 +112,16 @@ def check_devices(config: RunConfig, accelerator: Accelerator) -> None:
         variable = accelerator.visible_devices_env
         seen = f" ({variable}={os.environ.get(variable, 'unset')})" if variable else ""
         raise AcceleratorError(
-            f"the job needs {needed} {accelerator.name} device(s): {config.actor_world_size} to train (--actor-num-nodes x "
-            f"--actor-num-gpus-per-node) and {rollout} for rollout (--rollout-num-gpus), but {there} are there{seen}. "
+            f"the job needs {needed} {accelerator.name} device(s): {config.actor_world_size} to train "
+            f"(--actor-num-nodes x --actor-num-gpus-per-node) and {rollout} for rollout (--rollout-num-gpus), but "
+            f"{there} are there{seen}. "
             f"{accelerator.more_devices_hint()}"
         )
 
 
 def preflight(config: RunConfig) -> Group:
     """Load what the workers will load and draw a first group from a data source that is then thrown away."""
-    from rollout.collectors.sync import FilterArgs
+    from rollout.collectors.sync import UserArgs
     from rollout.engines.factory import choose_engine
     from rollout.limits import context_limits
     from rollout.rewards import build_reward
@@ -131,7 +136,7 @@ def preflight(config: RunConfig) -> Group:
     load_filter(settings)
     for path in config.rollout.rollout_sample_hook_path:
         load_function(path, "--rollout-sample-hook-path", config.reward.user_code_dir)
-    build_reward(config.reward, FilterArgs(config.rollout, config.reward))
+    build_reward(config.reward, UserArgs(config.rollout, config.reward))
     source = DataSource(
         config.data,
         load_tokenizer(settings.model_dir, trust_remote_code=settings.trust_remote_code),

@@ -69,7 +69,7 @@ class SyncCollector:
         self._source = source
         self._reward = reward
         self._filter = dynamic_filter
-        self._filter_args = FilterArgs(config, reward_config)
+        self._args = UserArgs(config, reward_config)
         self._rollout_metrics = RolloutMetrics(reward_config.reward_key)
         self._seed = seed
         self._max_context_len = max_context_len
@@ -105,7 +105,7 @@ class SyncCollector:
             ]
         )
         hooked = await apply_rollout_sample_hooks(
-            self._filter_args, group, rollout_id=rollout_id, evaluation=False, group_index=_group_index(group)
+            self._args, group, rollout_id=rollout_id, evaluation=False, group_index=_group_index(group)
         )
         group[:] = hooked
         started = time.perf_counter()
@@ -132,7 +132,7 @@ class SyncCollector:
             return DynamicFilterOutput(keep=False, reason="emptied_by_hook")
         if self._filter is None:
             return DynamicFilterOutput(keep=True)
-        return call_dynamic_filter(self._filter, self._filter_args, group)
+        return call_dynamic_filter(self._filter, self._args, group)
 
     def _fill_up(self, target: int, tally: _Tally) -> None:
         policy = self._config.on_sampling_exhausted
@@ -168,8 +168,8 @@ class SyncCollector:
         return {key: float(value) for key, value in metrics.items()}
 
 
-class FilterArgs:
-    """What a filter sees as ``args``: the rollout and reward settings under their flag names."""
+class UserArgs:
+    """What a user's function sees as ``args``: the rollout and reward settings under their flag names."""
 
     def __init__(self, *sections: RolloutConfig | RewardConfig) -> None:
         for section in sections:

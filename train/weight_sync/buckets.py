@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
@@ -24,11 +25,16 @@ class FlatBucket:
     def tensors(self) -> dict[str, torch.Tensor]:
         """Read-only views into ``data``; the receiver copies what it keeps."""
         out: dict[str, torch.Tensor] = {}
+        with warnings.catch_warnings():
+            # Objects of Ray's store are read-only and torch knows no such tensors; nothing writes through these views.
+            warnings.filterwarnings("ignore", "The given buffer is not writable", UserWarning)
+            flat = (
+                torch.frombuffer(self.data, dtype=torch.uint8) if self.data.size else torch.empty(0, dtype=torch.uint8)
+            )
         offset = 0
         for name, shape, dtype in zip(self.names, self.shapes, self.dtypes, strict=True):
             size = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
-            flat = torch.frombuffer(self.data, dtype=torch.uint8, count=size, offset=offset) if size else torch.empty(0)
-            out[name] = flat.view(dtype).view(shape) if size else torch.empty(shape, dtype=dtype)
+            out[name] = flat[offset : offset + size].view(dtype).view(shape)
             offset += _aligned(size)
         return out
 
