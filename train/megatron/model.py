@@ -15,6 +15,7 @@ from samples.errors import InputError
 from train.config.run import RunConfig
 from train.megatron.layout import check_layout, padded_vocab_size
 from train.megatron.models import check_model_type, family_of, is_multimodal
+from train.megatron.rotary import provide_fused_rotary
 
 if TYPE_CHECKING:
     from megatron.core.models.gpt import GPTModel
@@ -53,6 +54,7 @@ def transformer_config(hf_config: Any, config: RunConfig) -> TransformerConfig:
     """Megatron's config of this model: the family's architecture, and how we run it."""
     from megatron.core.transformer import TransformerConfig
 
+    provide_fused_rotary()
     parallel = config.parallel
     dtype = torch.bfloat16 if config.model.bf16 else torch.float32
     return TransformerConfig(
@@ -66,8 +68,9 @@ def transformer_config(hf_config: Any, config: RunConfig) -> TransformerConfig:
         pipeline_dtype=dtype,
         bf16=config.model.bf16,
         perform_initialization=False,  # every weight is loaded; load_hf_weights fails on one that is not
-        # These fusions need TransformerEngine or Apex, or torch's just-in-time compiler, which only pays on CUDA.
-        apply_rope_fusion=False,
+        # Ours where TransformerEngine is absent (rotary.py, activation.py); the rest needs Apex or torch's compiler.
+        apply_rope_fusion=True,
+        use_te_activation_func=True,
         bias_activation_fusion=False,
         bias_dropout_fusion=False,
         masked_softmax_fusion=False,

@@ -104,12 +104,14 @@ def decoder_spec(transformer_config: Any, _hf_config: Any) -> Any:
     from megatron.core.transformer.identity_op import IdentityOp
     from megatron.core.transformer.transformer_block import TransformerBlockSubmodules, get_num_layers_to_build
 
+    from train.megatron.activation import SwiGLU
     from train.megatron.attention import CausalAttention
     from train.megatron.norm import RMSNorm
 
     layer = get_gpt_layer_local_spec(qk_layernorm=transformer_config.qk_layernorm, normalization="RMSNorm")
     layer.submodules.input_layernorm = RMSNorm
     layer.submodules.pre_mlp_layernorm = RMSNorm
+    layer.submodules.mlp.submodules.activation_func = SwiGLU
     attention = layer.submodules.self_attention.submodules
     attention.core_attention = CausalAttention
     attention.q_layernorm = attention.k_layernorm = RMSNorm if transformer_config.qk_layernorm else IdentityOp

@@ -46,11 +46,11 @@ class ModelDirectoryWriter:
     """Collects tensors into shards in a sibling directory, which takes the wanted name once everything is in it."""
 
     def __init__(self, directory: str | Path, shard_bytes: int = SHARD_BYTES) -> None:
-        check_target(directory)
         self.target = Path(directory).absolute()
         self.work = self.target.with_name(f".{self.target.name}.{os.getpid()}.partial")
         shutil.rmtree(self.work, ignore_errors=True)
         self.work.mkdir(parents=True)
+        self.complete = False
         self._shard_bytes = shard_bytes
         self._pending: dict[str, torch.Tensor] = {}
         self._pending_bytes = 0
@@ -75,13 +75,24 @@ class ModelDirectoryWriter:
         _write_config(self.work, hf_config, source_dir, self._dtypes)
         if source_dir is not None:
             _carry(Path(source_dir), self.work)
+        self.complete = True
         if self.target.exists():
-            self.target.rmdir()  # empty, as check_target saw; anything put there meanwhile makes this fail
+            self._make_room()
         os.replace(self.work, self.target)
 
     def abandon(self) -> None:
-        """Remove what has been written so far."""
-        shutil.rmtree(self.work, ignore_errors=True)
+        """Remove what has been written, unless it is the whole model."""
+        if not self.complete:
+            shutil.rmtree(self.work, ignore_errors=True)
+
+    def _make_room(self) -> None:
+        try:
+            self.target.rmdir()  # takes an empty directory only
+        except OSError as error:
+            kept = self.work.rename(self.target.with_name(f"{self.target.name}-{os.getpid()}"))
+            raise InputError(
+                f"{self.target} cannot be replaced ({error.strerror}); the model was written to {kept}"
+            ) from error
 
     def _write_shard(self) -> None:
         save_file(self._pending, self._part(len(self._shards)), metadata={"format": "pt"})

@@ -110,7 +110,8 @@ def save_hf(
 
     ``source_dir`` is the directory that the model came from: config, tokenizer and generation settings are taken over
     from it (None: the config alone, from ``hf_config``). Nothing is seen under ``directory`` before all of it is there.
-    Raises InputError where ``directory`` holds something already; ``check_target`` asks that before training starts.
+    Where ``directory`` holds something already, the model is written beside it and InputError says where;
+    ``check_target`` asks that before training starts.
     """
     writer = ModelDirectoryWriter(directory, shard_bytes) if dist.get_rank() == 0 else None
     try:
