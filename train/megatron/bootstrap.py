@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import copy
 import importlib
+import logging
+import re
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -21,15 +23,15 @@ def prepare_megatron(accelerator: Accelerator, extra_modules: Sequence[str] = ()
     Raises AcceleratorError when ``megatron.core`` or such a module is already imported, or its version is not known.
     """
     _quiet_fallback_notices()
-    # These patches are for devices that are not CUDA, and the hook calls them for those only.
-    accel.retarget.install(
-        accelerator,
-        extra_modules=extra_modules,
-        after_import={
-            "megatron.core.jit": _leave_functions_uncompiled,
-            "megatron.core.transformer.moe.token_dispatcher": _read_splits_on_host,
-        },
-    )
+    # For devices that are not CUDA: the hook calls these for no other.
+    patches: dict[str, Callable[[Any], None]] = {
+        "megatron.core.jit": _leave_functions_uncompiled,
+        "megatron.core.tensor_parallel.layers": _quiet_cuda_advice,
+        "megatron.core.transformer.moe.token_dispatcher": _read_splits_on_host,
+    }
+    if accelerator.device_type == "cpu":
+        patches["megatron.core.tensor_parallel.random"] = _quiet_host_generator_alarm
+    accel.retarget.install(accelerator, extra_modules=extra_modules, after_import=patches)
     _define_missing_gemm(importlib.import_module("megatron.core.transformer.moe.moe_utils"))
     _allow_sequence_parallel_norms(importlib.import_module("megatron.core.transformer.torch_norm"))
 
@@ -38,12 +40,30 @@ def _quiet_fallback_notices() -> None:
     # A dozen modules say at import that they do without Apex; one warns of the default of its own configuration.
     for notice in (r".*Apex (is|are) not installed", "full scope is deprecated"):
         warnings.filterwarnings("ignore", message=notice, module=r"megatron\.core\.")
+    # Its optimizer looks at .grad of the views that the distributed optimizer steps on, which torch advises against,
+    # and calls collectives by the names that torch 2.13 has since renamed.
+    warnings.filterwarnings("ignore", message=r"The \.grad attribute of a Tensor that is not a leaf", category=UserWarning)
+    warnings.filterwarnings("ignore", message=r"`torch\.distributed\.\w+` is deprecated", category=FutureWarning)
 
 
 def _leave_functions_uncompiled(jit: Any) -> None:
     # Megatron hands its small fused functions to torch.compile, which fits CUDA. Elsewhere it costs every process a
     # second of imports, then a compilation at the first step, and rounds otherwise than the device's own kernels.
     jit.disable_jit_fuser()
+
+
+def _quiet_cuda_advice(layers: Any) -> None:
+    # Speed advice at the first backward pass about a variable that only the CUDA driver reads.
+    warnings.filterwarnings("ignore", message=r".*CUDA_DEVICE_MAX_CONNECTIONS", module=re.escape(layers.__name__))
+
+
+def _quiet_host_generator_alarm(random: Any) -> None:
+    # A forked random state warns when the host's generator moved meanwhile; on the host that is the one it forked.
+    logging.getLogger(random.__name__).addFilter(_is_no_generator_alarm)
+
+
+def _is_no_generator_alarm(record: logging.LogRecord) -> bool:
+    return "CPU RNG state changed" not in str(record.msg)
 
 
 def _read_splits_on_host(token_dispatcher: Any) -> None:
