@@ -372,3 +372,15 @@ def test_an_id_set_in_one_task_is_not_seen_in_another_that_exists():
         return await task, current_rollout_id()
 
     assert asyncio.run(look()) == (None, 8)
+
+
+def test_settings_that_change_under_the_same_object_are_noticed():
+    args = configured("first")
+    assert run(args, Sample()).metadata["seen"] == ["first"]
+    args.rollout_sample_hook_path = [f"{__name__}.second"]
+    assert run(args, Sample()).metadata["seen"] == ["second"]
+    args.rollout_sample_hook_path.append(f"{__name__}.fails")
+    with pytest.raises(SampleHookError):
+        run(args, Sample())
+    args.rollout_sample_hook_on_error = "drop"
+    assert run(args, Sample()).remove_sample

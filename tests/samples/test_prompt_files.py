@@ -2,6 +2,7 @@
 
 import json
 import os
+import tracemalloc
 
 import pytest
 from hypothesis import example, given, settings
@@ -273,3 +274,17 @@ def attempt(path: str, **config) -> PromptSet | str:
         return prompts(path, **config)
     except InputError as error:
         return str(error)
+
+
+def test_a_large_file_is_read_as_a_stream(tmp_path):
+    """A prompt file costs the memory of its index, 8 bytes a row, not its size (here 10 MB)."""
+    line = json.dumps({"prompt": "x" * 4000, "label": 1}).encode() + b"\n"
+    path = write(tmp_path, line * 2500)
+    tracemalloc.start()
+    prompt_set = prompts(path)
+    for row in range(0, 2500, 50):
+        prompt_set.read(row)
+    kept, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert kept < 200_000
+    assert peak < 800_000
