@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import subprocess
+import sys
 import tempfile
 import traceback
 from collections.abc import Callable
-from contextlib import contextmanager
 from datetime import timedelta
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -39,7 +40,7 @@ class RankPool:
         self.world_size = world_size
         self._accelerator = accelerator
         self._timeout = timeout
-        self._ranks: list[tuple[Any, Connection]] = []
+        self._ranks: list[tuple[subprocess.Popen[bytes], Connection]] = []
         self._folder = tempfile.TemporaryDirectory(prefix="accelrl-conformance-")
         self._runs = 0
 
@@ -49,9 +50,8 @@ class RankPool:
             self._start()
         self._runs += 1
         store = str(Path(self._folder.name) / f"store-{self._runs}")
-        for _, connection in self._ranks:
-            connection.send((program, arguments, store, group))
-        answers = [self._answer(rank) for rank in range(self.world_size)]
+        unsent = [self._send(rank, (program, arguments, store, group)) for rank in range(self.world_size)]
+        answers = [failure or self._receive(rank) for rank, failure in enumerate(unsent)]
         failures = [f"rank {rank}: {text}" for rank, (failed, text) in enumerate(answers) if failed]
         if failures:
             self._stop()
@@ -63,38 +63,55 @@ class RankPool:
         self._folder.cleanup()
 
     def _start(self) -> None:
-        context = multiprocessing.get_context("spawn")
+        """Fresh interpreters, whatever started this one, with the worker's environment in place before they begin."""
+        environment = os.environ | self._accelerator.worker_env(threads=1)
         spec = accelerator_spec(self._accelerator)
-        with _environment(self._accelerator.worker_env(threads=1)):
-            for rank in range(self.world_size):
-                ours, theirs = context.Pipe()
-                process = context.Process(target=_serve, args=(theirs, spec, rank, self.world_size), daemon=True)
-                process.start()
-                theirs.close()
-                self._ranks.append((process, ours))
+        for rank in range(self.world_size):
+            ours, theirs = multiprocessing.Pipe()
+            arguments = [str(theirs.fileno()), spec, str(rank), str(self.world_size)]
+            command = [sys.executable, "-c", "from accel.conformance.ranks import serve; serve()", *arguments]
+            process = subprocess.Popen(command, env=environment, pass_fds=[theirs.fileno()])
+            theirs.close()
+            self._ranks.append((process, ours))
 
-    def _answer(self, rank: int) -> tuple[bool, Any]:
-        process, connection = self._ranks[rank]
-        if not connection.poll(self._timeout):
-            return True, f"no answer within {self._timeout:.0f} s"
+    def _send(self, rank: int, message: Any) -> tuple[bool, Any] | None:
+        """None when it was sent; else the failure."""
         try:
-            return connection.recv()
-        except EOFError:
-            process.join(5)
-            return True, f"the process ended with status {process.exitcode}"
+            self._ranks[rank][1].send(message)
+        except OSError:
+            return self._ended(rank)
+        return None
+
+    def _receive(self, rank: int) -> tuple[bool, Any]:
+        connection = self._ranks[rank][1]
+        try:
+            if connection.poll(self._timeout):
+                return connection.recv()
+        except (EOFError, OSError):
+            return self._ended(rank)
+        return True, f"no answer within {self._timeout:.0f} s"
+
+    def _ended(self, rank: int) -> tuple[bool, str]:
+        try:
+            return True, f"the process ended with status {self._ranks[rank][0].wait(5)}"
+        except subprocess.TimeoutExpired:
+            return True, "the process closed its connection and still runs"
 
     def _stop(self) -> None:
         for process, connection in self._ranks:
             connection.close()
-            process.join(5)
-            if process.is_alive():
+            try:
+                process.wait(5)
+            except subprocess.TimeoutExpired:
                 process.kill()
-                process.join()
+                process.wait()
         self._ranks = []
 
 
-def _serve(connection: Connection, spec: str, rank: int, world_size: int) -> None:
+def serve() -> None:
     """A rank's life: take a program, run it, send back what it returned or raised; end when the pipe closes."""
+    connection = Connection(int(sys.argv[1]))
+    spec, rank, world_size = sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
     import torch
 
     torch.set_num_threads(1)
@@ -131,18 +148,3 @@ def _call(
         return program(accelerator, rank, world_size, *arguments)
     finally:
         destroy_process_group()
-
-
-@contextmanager
-def _environment(values: dict[str, str]) -> Any:
-    """Set for the processes started inside, which inherit it before their Python starts."""
-    before = {name: os.environ.get(name) for name in values}
-    os.environ.update(values)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value

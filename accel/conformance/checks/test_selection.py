@@ -59,4 +59,4 @@ def test_a_library_written_for_cuda_finds_what_it_calls(accelerator: Accelerator
         "get_rng_state",
     ):
         assert callable(getattr(namespace, name)), name
-    assert namespace.current_device() == accelerator.current_device()
+    assert torch.empty(0, device=namespace.current_device()).device.type == accelerator.device_type

@@ -1,0 +1,1 @@
+"""Nothing happens at import: accelrl loads ``backend`` when this vendor is selected or probed."""
