@@ -42,12 +42,14 @@ def load_hf_config(directory: str | Path, trust_remote_code: bool = False, sourc
         raise InputError(f"{source}: {path} holds a {type(raw).__name__}, not an object")
     check_model_type(raw.get("model_type"), f"{source} {directory}", is_multimodal(raw))
 
+    from huggingface_hub.errors import StrictDataclassError
     from transformers import AutoConfig  # seconds to import: only once it is needed
 
     try:
         return AutoConfig.from_pretrained(str(directory), trust_remote_code=trust_remote_code, local_files_only=True)
-    except (ValueError, TypeError, KeyError, OSError) as error:
-        raise InputError(f"{source}: transformers cannot read {path}: {error}") from error
+    except (StrictDataclassError, ValueError, TypeError, KeyError, OSError) as error:
+        reason = " ".join(str(error).split())
+        raise InputError(f"{source}: transformers cannot read {path}: {reason}") from error
 
 
 def transformer_config(hf_config: Any, config: RunConfig) -> TransformerConfig:
@@ -101,6 +103,7 @@ def build_model(hf_config: Any, config: RunConfig) -> GPTModel:
         parallel_output=True,
         **family.gpt_model(hf_config),
     )
+    _mark_split_weights(model)
     rotary = model.rotary_pos_emb
     rotary.inv_freq = family.inverse_frequencies(hf_config).to(rotary.inv_freq.device)
     if config.model.bf16:
@@ -108,6 +111,19 @@ def build_model(hf_config: Any, config: RunConfig) -> GPTModel:
     if model.post_process and vocab_size > hf_config.vocab_size:
         _mask_padded_logits(model, hf_config.vocab_size)
     return model
+
+
+def _mark_split_weights(model: GPTModel) -> None:
+    # Megatron says which weights are slices only where it also initialises them. An unmarked slice counts as a copy of
+    # the first tensor-parallel rank's, and the gradient norm leaves out the other ranks' slices.
+    from megatron.core.tensor_parallel import ColumnParallelLinear, RowParallelLinear, VocabParallelEmbedding
+    from megatron.core.tensor_parallel.layers import set_tensor_model_parallel_attributes
+
+    for module in model.modules():
+        split = isinstance(module, ColumnParallelLinear | RowParallelLinear | VocabParallelEmbedding)
+        if split and module.weight is not None:  # a tied head has no weight of its own
+            dim = 1 if isinstance(module, RowParallelLinear) else 0
+            set_tensor_model_parallel_attributes(module.weight, is_parallel=True, dim=dim, stride=1)
 
 
 def _mask_padded_logits(model: GPTModel, vocab_size: int) -> None:
