@@ -50,7 +50,7 @@ class Sample:
     epoch: int | None = None  # the pass over the prompt files that drew it, from 0
     source: str | None = None  # the name of the data source, for metrics by source
     session_id: str | None = None
-    reward_adjustment: float = 0.0  # what sample hooks add to the reward, when it is scored
+    reward_adjustment: float = 0.0  # what sample hooks add to the reward once it is scored
     remove_sample: bool = False  # keep in statistics, take no gradient from it
     metadata: dict[str, Any] = field(default_factory=dict)
 
@@ -75,6 +75,17 @@ class Sample:
                 )
             return float(self.reward[reward_key])
         return float(self.reward)
+
+    def apply_reward_adjustment(self, reward_key: str | None = None) -> None:
+        """Add ``reward_adjustment`` to a reward that is there, once: it is zero afterwards."""
+        if self.reward is None or not self.reward_adjustment:
+            return
+        adjusted = self.reward_value(reward_key) + self.reward_adjustment
+        if isinstance(self.reward, dict) and reward_key is not None:
+            self.reward = {**self.reward, reward_key: adjusted}
+        else:
+            self.reward = adjusted
+        self.reward_adjustment = 0.0
 
     def to_dict(self) -> dict[str, Any]:
         """A JSON-ready mapping; ``from_dict`` gives the sample back."""
