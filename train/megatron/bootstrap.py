@@ -42,7 +42,7 @@ def _quiet_fallback_notices() -> None:
         warnings.filterwarnings("ignore", message=notice, module=r"megatron\.core\.")
     # Its optimizer looks at .grad of the views that the distributed optimizer steps on, which torch advises against,
     # and calls collectives by the names that torch 2.13 has since renamed.
-    warnings.filterwarnings("ignore", message=r"The \.grad attribute of a Tensor that is not a leaf", category=UserWarning)
+    warnings.filterwarnings("ignore", message=r"The \.grad attribute of a Tensor that is not a leaf")
     warnings.filterwarnings("ignore", message=r"`torch\.distributed\.\w+` is deprecated", category=FutureWarning)
 
 
