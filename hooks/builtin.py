@@ -44,7 +44,7 @@ def redact(pattern: str, replacement: str = "[redacted]") -> SampleHook:
 def length_penalty(free_tokens: int, per_token: float) -> SampleHook:
     """A hook that takes ``per_token`` off the reward for each response token beyond ``free_tokens``.
 
-    The reward is not known yet when hooks run: the amount goes to ``Sample.reward_adjustment``, which is added once it is.
+    The reward is not known yet when hooks run: the amount goes to ``Sample.reward_adjustment``, added later.
     """
 
     def penalise(_args: Any, sample: Sample) -> None:
