@@ -18,7 +18,7 @@ def provide_fused_rotary() -> None:
 
 
 def rotate(x: torch.Tensor, angles: torch.Tensor, interleaved: bool = False) -> torch.Tensor:
-    """Rotate x [s, b, heads, d] by angles [s, 1, 1, d] (float32, both halves alike, as Megatron makes them)."""
+    """Rotate x [s, b, heads, d] by angles [s, 1, 1, d] (float32, both halves alike)."""
     if interleaved or angles.shape[-1] != x.shape[-1]:
         raise ValueError("rotary embedding of interleaved pairs or of a part of each head is not implemented")
     half = angles[..., : x.shape[-1] // 2]
@@ -38,7 +38,7 @@ def rotate_packed(
 
 
 class _Rotate(torch.autograd.Function):
-    """(a, b) -> (a cos - b sin, b cos + a sin) on the halves of each head; backwards, the same by the negative angle."""
+    """(a, b) -> (a cos - b sin, b cos + a sin) on the halves of each head; backwards by the negative angle."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:

@@ -90,9 +90,7 @@ class ModelDirectoryWriter:
             self.target.rmdir()  # takes an empty directory only
         except OSError as error:
             kept = self.work.rename(self.target.with_name(f"{self.target.name}-{os.getpid()}"))
-            raise InputError(
-                f"{self.target} cannot be replaced ({error.strerror}); the model was written to {kept}"
-            ) from error
+            raise InputError(f"{self.target} cannot be replaced ({error.strerror}); the model is in {kept}") from error
 
     def _write_shard(self) -> None:
         save_file(self._pending, self._part(len(self._shards)), metadata={"format": "pt"})

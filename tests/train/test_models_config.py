@@ -1,0 +1,141 @@
+"""Which Hugging Face configs are taken, and that what is not implemented is refused by name."""
+
+import json
+
+import pytest
+import torch
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+from samples.errors import InputError
+from tests.train.model_cases import LLAMA3_ROPE, tiny_config
+from train.config.sections import ParallelConfig
+from train.megatron.layout import check_layout, padded_vocab_size
+from train.megatron.model import load_hf_config
+from train.megatron.models import FAMILIES, family_of
+
+YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 32}
+
+
+@pytest.mark.parametrize("model_type", sorted(FAMILIES))
+def test_family_is_found_by_model_type(model_type):
+    assert family_of(tiny_config(model_type)).model_type == model_type
+
+
+@pytest.mark.parametrize(
+    ("model_type", "field", "value"),
+    [
+        ("llama", "attention_bias", True),
+        ("llama", "mlp_bias", True),
+        ("llama", "hidden_act", "gelu"),
+        ("llama", "attention_dropout", 0.1),
+        ("llama", "rope_parameters", YARN),
+        ("qwen2", "rope_parameters", {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}),
+        ("qwen3", "rope_parameters", {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}),
+        ("qwen3", "attention_bias", True),
+        ("qwen3", "layer_types", ["full_attention", "sliding_attention"]),
+    ],
+)
+def test_a_field_that_is_not_implemented_is_refused_by_name(model_type, field, value):
+    with pytest.raises(InputError, match=field) as refusal:
+        family_of(tiny_config(model_type, **{field: value}), "--ref-load x")
+    assert "--ref-load x" in str(refusal.value)
+    assert model_type in str(refusal.value)
+
+
+def test_sliding_window_is_refused_where_a_layer_uses_it():
+    sliding = {"use_sliding_window": True, "sliding_window": 16}
+    with pytest.raises(InputError, match=r"layer_types.*sliding_attention"):
+        family_of(tiny_config("qwen2", **sliding, max_window_layers=1))
+    family_of(tiny_config("qwen2", **sliding, max_window_layers=2))  # of two layers: none slides
+
+
+def test_a_field_of_a_newer_transformers_is_refused_unless_at_its_default():
+    from dataclasses import dataclass
+
+    base = type(tiny_config("llama"))
+
+    @dataclass
+    class Newer(base):
+        model_type = "llama"
+        logit_softcap: float | None = None
+
+    family_of(Newer())
+    with pytest.raises(InputError, match=r"logit_softcap=30"):
+        family_of(Newer(logit_softcap=30.0))
+
+
+@pytest.mark.parametrize(
+    ("raw", "message"),
+    [
+        ({"model_type": "mistral"}, r"'mistral' is not supported.*llama, qwen2, qwen3"),
+        ({"model_type": "qwen4"}, r"nearest: qwen"),
+        ({"model_type": "qwen2_5_vl", "vision_config": {}}, "is multimodal"),
+        ({"model_type": "llama", "text_config": {}}, "is multimodal"),
+        ({}, "model_type None"),
+        ([1], "holds a list"),
+        ({"model_type": "llama", "hidden_size": "wide"}, "cannot read"),
+    ],
+)
+def test_config_file_that_cannot_be_used_is_one_clear_error(tmp_path, raw, message):
+    (tmp_path / "config.json").write_text(json.dumps(raw))
+    with pytest.raises(InputError, match=message):
+        load_hf_config(tmp_path)
+
+
+def test_missing_or_broken_config_file_names_the_directory(tmp_path):
+    with pytest.raises(InputError, match=r"--hf-checkpoint.*no config\.json"):
+        load_hf_config(tmp_path)
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(InputError, match="cannot be read"):
+        load_hf_config(tmp_path)
+
+
+def test_quantised_and_non_causal_checkpoints_are_refused():
+    with pytest.raises(InputError, match="quantised"):
+        family_of(tiny_config("llama", quantization_config={"quant_method": "fp8"}))
+    with pytest.raises(InputError, match="LlamaForSequenceClassification"):
+        family_of(tiny_config("llama", architectures=["LlamaForSequenceClassification"]))
+
+
+@pytest.mark.parametrize(
+    "rope",
+    [
+        {"rope_type": "default", "rope_theta": 1e6},
+        {"rope_type": "linear", "rope_theta": 1e4, "factor": 4.0},
+        LLAMA3_ROPE,
+        LLAMA3_ROPE | {"low_freq_factor": 2.0, "high_freq_factor": 16.0, "factor": 32.0},
+    ],
+)
+def test_rotary_frequencies_equal_transformers_bit_for_bit(rope):
+    config = tiny_config("llama", rope_parameters=rope, head_dim=64)
+    ours = FAMILIES["llama"].inverse_frequencies(config)
+    if rope["rope_type"] == "default":
+        from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
+        expected = LlamaRotaryEmbedding(config).inv_freq
+    else:
+        expected, scaling = ROPE_INIT_FUNCTIONS[rope["rope_type"]](config, torch.device("cpu"))
+        assert scaling == 1.0
+    assert torch.equal(ours, expected)
+
+
+@pytest.mark.parametrize(
+    ("parallel", "flag"),
+    [
+        ({"tensor_model_parallel_size": 3}, "--tensor-model-parallel-size 3"),
+        ({"tensor_model_parallel_size": 4}, "num_key_value_heads=2"),
+        ({"pipeline_model_parallel_size": 4}, "--pipeline-model-parallel-size 4"),
+        ({"context_parallel_size": 2}, "--context-parallel-size 2"),
+        ({"expert_model_parallel_size": 2}, "--expert-model-parallel-size 2"),
+        ({"sequence_parallel": True}, "--sequence-parallel"),
+    ],
+)
+def test_layout_that_does_not_divide_is_refused_by_flag(parallel, flag):
+    with pytest.raises(InputError, match=flag):
+        check_layout(tiny_config("qwen3"), ParallelConfig(**parallel))
+    check_layout(tiny_config("qwen3"), ParallelConfig(tensor_model_parallel_size=2, sequence_parallel=True))
+
+
+def test_vocabulary_is_padded_to_the_tensor_parallel_size():
+    config = tiny_config("qwen3")
+    assert [padded_vocab_size(config, size) for size in (1, 2, 4)] == [67, 68, 68]

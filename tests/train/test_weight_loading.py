@@ -1,0 +1,144 @@
+"""Reading Hugging Face directories: shards, dtypes, tied copies, padding, and one clear error for each broken one."""
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from samples.errors import InputError
+from tests.train.model_cases import load, save_tiny, tiny_config
+from train.config.run import RunConfig
+from train.megatron.model import PADDED_LOGIT, build_model
+from train.megatron.models import FAMILIES
+from train.megatron.weights.loading import load_hf_weights
+
+pytestmark = pytest.mark.usefixtures("one_rank")
+
+NORM = "model.norm.weight"
+GATE = "model.layers.1.mlp.gate_proj.weight"
+
+
+def rewrite(directory, change):
+    tensors = load_file(directory / "model.safetensors")
+    change(tensors)
+    save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
+
+
+def refusal(directory) -> str:
+    with pytest.raises(InputError) as caught:
+        load(directory)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda t: t.pop(NORM), ["1 tensors", NORM, "not there"]),
+        (lambda t: t.update({"model.norms.weight": t.pop(NORM)}), [NORM, "nearest", "model.norms.weight"]),
+        (lambda t: t.update(extra=torch.ones(1)), ["no parameter", "extra in model.safetensors", "config.json"]),
+        (lambda t: t.update({GATE: t[GATE][1:]}), [GATE, "[47, 32]", "[48, 32]"]),
+        (lambda t: t.update({GATE: t[GATE].int()}), [GATE, "I32", "BF16"]),
+    ],
+    ids=["missing", "renamed", "extra", "misshapen", "wrong dtype"],
+)
+def test_tensors_that_do_not_fit_are_one_clear_error(tmp_path, change, words):
+    save_tiny(tmp_path, "llama")
+    rewrite(tmp_path, change)
+    message = refusal(tmp_path)
+    assert message.startswith("--hf-checkpoint")
+    for word in [*words, str(tmp_path)]:
+        assert word in message
+
+
+def test_truncated_file_is_named(tmp_path):
+    save_tiny(tmp_path, "llama")
+    file = tmp_path / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-100])
+    assert f"{file} (" in refusal(tmp_path)
+    assert "cut short" in refusal(tmp_path)
+
+
+def test_pickles_are_refused_with_the_way_out(tmp_path):
+    save_tiny(tmp_path, "llama")
+    (tmp_path / "model.safetensors").rename(tmp_path / "pytorch_model.bin")
+    message = refusal(tmp_path)
+    assert "pytorch_model.bin is a pickle" in message
+    assert "save_pretrained" in message
+
+
+def test_directory_without_weights_says_so(tmp_path):
+    tiny_config("llama").save_pretrained(tmp_path)
+    assert "neither model.safetensors nor" in refusal(tmp_path)
+
+
+def test_sharded_directory_equals_a_single_file(tmp_path):
+    model = save_tiny(tmp_path / "one", "qwen2")
+    model.save_pretrained(tmp_path / "many", max_shard_size="20KB")
+    assert len(list((tmp_path / "many").glob("*.safetensors"))) > 1
+    one, many = load(tmp_path / "one").tensors(), load(tmp_path / "many").tensors()
+    assert all(torch.equal(one[name], many[name]) for name in one)
+
+
+def test_index_that_does_not_match_its_files_is_named(tmp_path):
+    model = save_tiny(tmp_path / "one", "qwen2")
+    model.save_pretrained(tmp_path, max_shard_size="20KB")
+    index_file = tmp_path / "model.safetensors.index.json"
+    index = json.loads(index_file.read_text())
+    first, other = sorted(set(index["weight_map"].values()))[:2]
+    name = next(name for name, file in index["weight_map"].items() if file == first)
+
+    index_file.write_text(json.dumps({"weight_map": index["weight_map"] | {name: other}}))
+    assert f"{other} does not hold {name}" in refusal(tmp_path)
+    (tmp_path / first).unlink()
+    index_file.write_text(json.dumps(index))
+    assert f"{first} is missing" in refusal(tmp_path)
+    index_file.write_text("[]")
+    assert "not an index" in refusal(tmp_path)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16])
+def test_values_are_converted_to_the_parameters_dtype(tmp_path, dtype):
+    save_tiny(tmp_path, "qwen3")
+    rewrite(tmp_path, lambda t: t.update({name: tensor.to(dtype) for name, tensor in t.items()}))
+    stored = load_file(tmp_path / "model.safetensors")
+    for name, tensor in load(tmp_path).tensors().items():
+        assert torch.equal(tensor, stored[name].float()), name
+
+
+def test_each_rank_reads_what_it_holds_and_no_more(tmp_path):
+    model = save_tiny(tmp_path, "qwen3")
+    config = tiny_config("qwen3")
+    report = load_hf_weights(build_model(config, RunConfig()), FAMILIES["qwen3"], config, tmp_path)
+    assert report.bytes_read == 4 * sum(parameter.numel() for parameter in model.parameters())
+    assert report.tensors == len(list(model.parameters()))
+
+
+def test_rotary_frequencies_in_old_llama_files_are_passed_over(tmp_path):
+    save_tiny(tmp_path, "llama")
+    rewrite(tmp_path, lambda t: t.update({"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(4)}))
+    load(tmp_path)
+
+
+def test_a_tied_head_in_the_file_has_to_be_the_embedding(tmp_path):
+    save_tiny(tmp_path, "llama", tied=True)
+    rewrite(tmp_path, lambda t: t.update({"lm_head.weight": t["model.embed_tokens.weight"].clone()}))
+    assert "lm_head.weight" not in load(tmp_path).tensors()
+    rewrite(tmp_path, lambda t: t["lm_head.weight"].add_(1))
+    assert "tie_word_embeddings" in refusal(tmp_path)
+
+
+def test_padded_vocabulary_is_zero_masked_and_cut_off_again(tmp_path, monkeypatch):
+    reference = save_tiny(tmp_path, "qwen3")
+    # as if two ranks shared the vocabulary: 67 entries become 68
+    monkeypatch.setattr("train.megatron.model.padded_vocab_size", lambda config, size: config.vocab_size + 1)
+    loaded = load(tmp_path)
+    assert loaded.model.output_layer.weight[67:].tolist() == [[0.0] * 32]
+    tokens = torch.arange(12).view(2, 6)
+    with torch.no_grad():
+        logits, expected = loaded.model(tokens, None, None), reference(tokens).logits
+    assert logits[..., 67].unique().tolist() == [PADDED_LOGIT]
+    torch.testing.assert_close(logits.log_softmax(-1)[..., :67], expected.log_softmax(-1), rtol=0, atol=1e-5)
+    entropy = -(logits.softmax(-1) * logits.log_softmax(-1)).sum(-1)
+    assert entropy.isfinite().all()
+    assert torch.equal(loaded.tensors()["lm_head.weight"], reference.lm_head.weight)

@@ -1,0 +1,118 @@
+"""Every family's weight table, at once: it names each tensor and each parameter once, and inverts."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.train.model_cases import EVERY_MODEL, KINDS, load, save_tiny, tiny_config
+from train.megatron.models import FAMILIES
+from train.megatron.weights.binding import BoundWeight, whole_model_names
+from train.megatron.weights.table import COLUMN, PlacedWeight, WeightEntry, WeightTable
+from train.megatron.weights.transforms import IDENTITY, MERGE_GATE_UP, MERGE_QKV, TRANSFORMS, HeadGeometry
+
+
+def test_every_family_is_in_these_tests():
+    assert KINDS.keys() == FAMILIES.keys()
+
+
+@pytest.mark.parametrize(("model_type", "tied"), EVERY_MODEL)
+def test_table_names_every_tensor_that_transformers_saves_once(model_type, tied):
+    config = tiny_config(model_type, tied)
+    with torch.device("meta"):
+        reference = KINDS[model_type][1](config)
+    placed = FAMILIES[model_type].weights.place(config).values()
+    named = [name for weight in placed if not weight.tied for name in weight.hf]
+    assert sorted(named) == sorted(name for name, _ in reference.named_parameters())
+
+
+@pytest.mark.parametrize(("model_type", "tied"), EVERY_MODEL)
+def test_table_names_every_parameter_of_the_megatron_model(one_rank, tmp_path, model_type, tied):
+    save_tiny(tmp_path, model_type, tied)
+    loaded = load(tmp_path)
+    placed = loaded.family.weights.place(loaded.hf_config)
+    only_in_table = placed.keys() - whole_model_names(loaded.model).keys()
+    assert only_in_table == ({"output_layer.weight"} if tied else set())
+
+
+@pytest.mark.parametrize(("model_type", "tied"), EVERY_MODEL)
+def test_hugging_face_to_megatron_and_back_is_bit_equal(one_rank, tmp_path, model_type, tied):
+    reference = save_tiny(tmp_path, model_type, tied)
+    exported = load(tmp_path).tensors()
+    expected = dict(reference.named_parameters())
+    assert exported.keys() == expected.keys()
+    for name, tensor in exported.items():
+        assert torch.equal(tensor, expected[name]), name
+
+
+def test_a_table_that_names_something_twice_is_refused():
+    config = tiny_config("llama")
+    norm = WeightEntry("decoder.final_layernorm.weight", ("model.norm.weight",))
+    with pytest.raises(ValueError, match=r"two rows.*decoder\.final_layernorm"):
+        WeightTable((norm, WeightEntry(norm.megatron, ("other",)))).place(config)
+    with pytest.raises(ValueError, match=r"model\.norm\.weight belongs to two parameters"):
+        WeightTable((norm, WeightEntry("other", norm.hf))).place(config)
+    with pytest.raises(ValueError, match="joins 2 tensors, 1 named"):
+        WeightEntry("fc1", ("gate",), MERGE_GATE_UP)
+
+
+def test_a_parameter_without_a_row_is_refused(one_rank, tmp_path):
+    save_tiny(tmp_path, "llama")
+    loaded = load(tmp_path)
+    loaded.model.register_parameter("stray", torch.nn.Parameter(torch.ones(1)))
+    with pytest.raises(ValueError, match="llama weight table has no row for stray"):
+        loaded.tensors()
+
+
+def test_all_transforms_are_in_the_property_test():
+    assert set(TRANSFORMS) == {IDENTITY, MERGE_QKV, MERGE_GATE_UP}
+
+
+sizes = st.integers(1, 4)
+
+
+@st.composite
+def weights(draw):
+    """A row, and the whole Hugging Face tensors that it joins, for some tensor-parallel size."""
+    transform = draw(st.sampled_from(TRANSFORMS))
+    ranks, columns, bias = draw(sizes), draw(sizes), draw(st.booleans())
+    heads = HeadGeometry(head_dim=draw(sizes), queries_per_group=draw(sizes))
+    groups = ranks * draw(sizes)
+    rows = {
+        IDENTITY: [groups],
+        MERGE_GATE_UP: [groups, groups],
+        MERGE_QKV: [groups * heads.queries_per_group * heads.head_dim, *[groups * heads.head_dim] * 2],
+    }[transform]
+    shapes = [(count,) if bias else (count, columns) for count in rows]
+    whole = sum(torch.Size(shape).numel() for shape in shapes)
+    values = torch.randperm(whole, generator=torch.Generator().manual_seed(0)).float()
+    tensors = [
+        part.view(shape)
+        for part, shape in zip(values.split([torch.Size(s).numel() for s in shapes]), shapes, strict=True)
+    ]
+    entry = WeightEntry("p", tuple(f"t{i}" for i in range(transform.parts)), transform, split=COLUMN)
+    return entry, heads, ranks, tensors
+
+
+@given(weights())
+def test_transforms_invert_for_any_shape_and_tensor_parallel_size(case):
+    entry, heads, ranks, tensors = case
+    local = (sum(len(tensor) for tensor in tensors) // ranks, *tensors[0].shape[1:])
+    parameters = [torch.full(local, -1.0) for _ in range(ranks)]
+    for rank, parameter in enumerate(parameters):
+        weight = BoundWeight(PlacedWeight(entry, "p", entry.hf), parameter, heads, 0, ranks)
+        for (shard, region), tensor in zip(weight.shards(rank), tensors, strict=True):
+            assert shard.shape == tensor.shape
+            region.copy_(tensor[shard.start : shard.stop].reshape(region.shape))
+        assert parameter.min() >= 0, "a region leaves a part of the parameter out"
+    together = torch.cat([parameter.flatten() for parameter in parameters])
+    assert torch.equal(together.sort().values, torch.arange(len(together)).float()), "regions overlap"
+    slices = [entry.transform.read(parameter, heads) for parameter in parameters]
+    for tensor, pieces in zip(tensors, zip(*slices, strict=True), strict=True):
+        assert torch.equal(torch.cat(pieces), tensor)
+
+
+def test_query_groups_lie_as_megatron_splits_them():
+    """Two groups of two query heads of one element: q0 q1 k0 v0 q2 q3 k1 v1."""
+    queries, keys, values = MERGE_QKV.read(torch.arange(8.0), HeadGeometry(head_dim=1, queries_per_group=2))
+    assert (queries.tolist(), keys.tolist(), values.tolist()) == ([0, 1, 4, 5], [2, 6], [3, 7])
