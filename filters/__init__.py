@@ -8,7 +8,6 @@ from filters.output import (
     should_drop_dynamic_filter_output,
     with_fallback,
 )
-from filters.reasons import ReasonNames
 from filters.responses import (
     check_response_length,
     check_truncation,
@@ -26,7 +25,6 @@ from filters.rewards import (
 
 __all__ = [
     "DynamicFilterOutput",
-    "ReasonNames",
     "all_of",
     "call_dynamic_filter",
     "check_correctness_band",

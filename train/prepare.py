@@ -121,12 +121,13 @@ def check_devices(config: RunConfig, accelerator: Accelerator) -> None:
 
 def preflight(config: RunConfig) -> Group:
     """Load what the workers will load and draw a first group from a data source that is then thrown away."""
+    from hooks import load_sample_hooks
     from rollout.collectors.sync import UserArgs
     from rollout.engines.factory import choose_engine
     from rollout.limits import context_limits
     from rollout.rewards import build_reward
     from rollout.worker import load_filter
-    from samples import DataSource, load_function
+    from samples import DataSource
     from samples.tokenizer import load_tokenizer
     from train.roles import rollout_settings
 
@@ -134,9 +135,9 @@ def preflight(config: RunConfig) -> Group:
     settings = rollout_settings(config)
     limits = context_limits(settings.model_dir, config.rollout, config.data)
     load_filter(settings)
-    for path in config.rollout.rollout_sample_hook_path:
-        load_function(path, "--rollout-sample-hook-path", config.reward.user_code_dir)
-    build_reward(config.reward, UserArgs(config.rollout, config.reward))
+    args = UserArgs(config.rollout, config.reward)
+    load_sample_hooks(args)
+    build_reward(config.reward, args)
     source = DataSource(
         config.data,
         load_tokenizer(settings.model_dir, trust_remote_code=settings.trust_remote_code),

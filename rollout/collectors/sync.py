@@ -110,6 +110,8 @@ class SyncCollector:
         group[:] = hooked
         started = time.perf_counter()
         await self._reward.score_group(group)
+        for sample in group:
+            sample.apply_reward_adjustment(self._args.reward_key)
         tally.reward_seconds += time.perf_counter() - started
 
     def _sort_out(self, groups: Sequence[Group], target: int, tally: _Tally) -> None:
@@ -170,6 +172,8 @@ class SyncCollector:
 
 class UserArgs:
     """What a user's function sees as ``args``: the rollout and reward settings under their flag names."""
+
+    reward_key: str | None
 
     def __init__(self, *sections: RolloutConfig | RewardConfig) -> None:
         for section in sections:
