@@ -12,13 +12,14 @@ import numpy.typing as npt
 UInt64Array = npt.NDArray[np.uint64]
 
 _GAMMA = 0x9E3779B97F4A7C15
+_MIX_1, _MIX_2 = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 _MASK = 2**64 - 1
 
 
 def mix(values: UInt64Array) -> UInt64Array:
     """SplitMix64's finaliser, elementwise modulo 2**64."""
-    values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    values = (values ^ (values >> np.uint64(30))) * np.uint64(_MIX_1)
+    values = (values ^ (values >> np.uint64(27))) * np.uint64(_MIX_2)
     return values ^ (values >> np.uint64(31))
 
 
@@ -29,10 +30,13 @@ def stream_output(states: UInt64Array, positions: UInt64Array) -> UInt64Array:
 
 def stream_key(seed: int, rollout_id: int, sample_index: int) -> int:
     """State of one sample's stream: the three numbers, each hashed into what came before (negative ones wrap)."""
-    key = np.zeros(1, dtype=np.uint64)
-    for number in (seed, rollout_id, sample_index):
-        key = mix(key + np.uint64((number + _GAMMA) & _MASK))
-    return int(key[0])
+    key = 0
+    for number in (seed, rollout_id, sample_index):  # Python's integers: NumPy's cost ten times as much one at a time
+        key = (key + number + _GAMMA) & _MASK
+        key = ((key ^ (key >> 30)) * _MIX_1) & _MASK
+        key = ((key ^ (key >> 27)) * _MIX_2) & _MASK
+        key ^= key >> 31
+    return key
 
 
 def uniforms(keys: UInt64Array, positions: UInt64Array) -> npt.NDArray[np.float64]:
