@@ -228,6 +228,7 @@ def test_every_named_filter_can_be_given_by_path(name):
     assert isinstance(call_dynamic_filter(function, ARGS, group_of(0.0, 1.0), rollout_id=0), DynamicFilterOutput)
 
 
+@given(st.lists(st.sampled_from([0.0, 1.0, 0.1, 0.25, float("nan"), None]), max_size=6))
 def test_the_built_in_filters_have_few_reasons(rewards):
     names = [name for name in filters.__all__ if name.startswith("check_")]
     outputs = [getattr(filters, name)(ARGS, group_of(*rewards)) for name in names]
