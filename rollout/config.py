@@ -20,7 +20,9 @@ class RolloutConfig(BaseModel):
     rollout_batch_size: int = Field(32, ge=1, description="groups (prompts) that one step trains on")
     n_samples_per_prompt: int = Field(16, ge=1, description="responses in a group")
     over_sampling_batch_size: int | None = Field(
-        None, ge=1, description="groups drawn in one sampling round (default: --rollout-batch-size)"
+        None,
+        ge=1,
+        description="groups drawn in every sampling round (default: --rollout-batch-size, then what is still missing)",
     )
     rollout_max_response_len: int = Field(256, ge=1, description="longest response, in tokens")
     rollout_min_response_len: int = Field(0, ge=0, description="shortest response, in tokens")

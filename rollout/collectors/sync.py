@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -48,8 +49,8 @@ class _Tally:
 class SyncCollector:
     """Draws, generates, scores and filters groups for one rollout at a time.
 
-    A round draws ``--over-sampling-batch-size`` groups and waits for all of them, so that what is kept depends on the
-    data and the policy only, never on timing. Kept groups beyond ``--rollout-batch-size`` are dropped and counted.
+    A round waits for all of its groups, so that what is kept depends on the data and the policy only, never on timing.
+    Kept groups beyond ``--rollout-batch-size`` are dropped and counted.
     """
 
     def __init__(
@@ -82,7 +83,7 @@ class SyncCollector:
         tally = _Tally()
         while len(tally.kept) < target and tally.rounds < self._config.max_sampling_rounds:
             tally.rounds += 1
-            groups = self._source.next_groups(self._config.over_sampling_batch_size or target)
+            groups = self._source.next_groups(self._round_size(target, tally))
             for group in groups:
                 for sample in group:
                     sample.rollout_id = rollout_id
@@ -94,6 +95,20 @@ class SyncCollector:
         tally.surplus = max(0, len(tally.kept) - target)
         groups = tally.kept[:target]
         return RolloutOutput(rollout_id, groups, self._metrics(tally, groups, time.perf_counter() - started))
+
+    def _round_size(self, target: int, tally: _Tally) -> int:
+        """Groups to draw: ``--over-sampling-batch-size``, or all in the first round and then what is still missing.
+
+        What is missing is drawn by the share of groups kept so far, plus two standard deviations of the number of draws
+        that takes, since a round that ends one group short costs another round.
+        """
+        if self._config.over_sampling_batch_size is not None:
+            return self._config.over_sampling_batch_size
+        missing = target - len(tally.kept)
+        if not tally.kept:
+            return target
+        needed = missing * len(tally.sampled) / len(tally.kept)
+        return min(target, math.ceil(needed + 2 * math.sqrt(needed * (needed - missing) / missing)))
 
     async def _run_group(self, group: Group, rollout_id: int, tally: _Tally) -> None:
         await _run_all(
@@ -193,7 +208,7 @@ def _group_index(group: Group) -> int:
 
 
 async def _run_all(coroutines: Sequence[Any]) -> None:
-    """Run coroutines side by side; the first error cancels the others, waits for them to end, and is raised as it is."""
+    """Run coroutines side by side; the first error cancels the others, waits until they end, and is raised as it is."""
     tasks = [asyncio.ensure_future(coroutine) for coroutine in coroutines]
     try:
         await asyncio.gather(*tasks)
