@@ -41,7 +41,7 @@ def token_log_probs(
 ) -> tuple[Tensor, Tensor]:
     """Log-probability of each target, and the entropy, under softmax(logits / temperature); fp32 [T] each.
 
-    logits: [N, local vocabulary], any float dtype; rows: int64 [T], distinct rows of it; targets: int64 [T], token ids.
+    logits: [N, local vocabulary], any float dtype; rows: int64 [T], which rows of it; targets: int64 [T], token ids.
     Both outputs are differentiable; the gradient is exact on every tensor-parallel rank.
     """
     result: tuple[Tensor, Tensor] = _TokenLogProbs.apply(logits, rows, targets, temperature, shard)
@@ -97,7 +97,7 @@ class _TokenLogProbs(torch.autograd.Function):
                 grad.addcmul_(p, grad_log_probs[part, None], value=-1)
                 local, inside = _local_ids(targets[part], ctx.shard, logits.shape[1])
                 grad.scatter_add_(1, local[:, None], (grad_log_probs[part] * inside)[:, None])
-            grad_logits.index_copy_(0, rows[part], grad.div_(ctx.temperature).to(logits.dtype))
+            grad_logits.index_add_(0, rows[part], grad.div_(ctx.temperature).to(logits.dtype))
         return grad_logits, None, None, None, None
 
 

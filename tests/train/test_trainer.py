@@ -81,6 +81,11 @@ def test_ratios_are_taken_among_the_ids_that_sampling_kept(model_dir):
     assert_equal_training(config, batches_of(model_dir, 2, kept=True), recompute=True)
 
 
+def test_samples_that_coincide_equal_plain_training(model_dir):
+    config = run_config(model_dir, algorithm={"entropy_coef": 0.01}, batch={"num_steps_per_rollout": 2})
+    assert_equal_training(config, batches_of(model_dir, 2, alike=True, samples=20))
+
+
 def test_rollout_log_probabilities_of_another_distribution_are_refused(model_dir):
     config = run_config(model_dir, algorithm={"use_rollout_logprobs": True}, rollout={"rollout_top_p": 0.9})
     with pytest.raises(InputError, match="--use-rollout-logprobs with --rollout-top-p"):

@@ -64,12 +64,18 @@ def response_of(batch: TrainBatch, i: int) -> torch.Tensor:
 
 
 def make_batch(
-    directory: Path, *, seed: int = 0, samples: int = 12, noise: float = 0.3, kept: bool = False
+    directory: Path, *, seed: int = 0, samples: int = 12, noise: float = 0.3, kept: bool = False, alike: bool = False
 ) -> TrainBatch:
-    """Random samples of different lengths; rollout log-probabilities are the model's own plus noise."""
+    """Random samples of different lengths; rollout log-probabilities are the model's own plus noise.
+
+    ``alike``: two token ids only, so that many samples are equal or begin others.
+    """
     random = np.random.default_rng(seed)
     responses = random.integers(1, 9, samples)
-    tokens = [random.integers(0, VOCABULARY, int(random.integers(1, 7)) + n).astype(np.int32) for n in responses]
+    ids = 2 if alike else VOCABULARY
+    responses = np.minimum(responses, 3) if alike else responses
+    prompts = np.ones_like(responses) if alike else random.integers(1, 7, samples)
+    tokens = [random.integers(0, ids, p + n).astype(np.int32) for p, n in zip(prompts, responses, strict=True)]
     masks = [random.random(n) < 0.8 for n in responses]
     masks[0][:] = False  # a sample without gradient
     batch = TrainBatch(

@@ -16,9 +16,10 @@ from train.batching import Indices
 
 @dataclass
 class MicroBatch:
-    """B right-padded sequences without their last token, which predicts nothing, and their T trained response tokens.
+    """B right-padded sequences without their last token, which predicts nothing, and T trained response tokens.
 
-    tokens, positions: int64 [B, S]; right padding needs no mask under causal attention. rows: int64 [T], where in the
+    tokens, positions: int64 [B, S]. Right padding needs no mask under causal attention, and a sample whose tokens begin
+    another sample's reads its logits there: short responses to one prompt often coincide. rows: int64 [T], where in the
     flattened [B * S] the logits of each trained token stand; targets: int64 [T]; weights (share of the loss) and
     advantages: fp32 [T]; rollout_log_probs: fp32 [T] or None. kept_ids, kept_tokens: as ``kept_token_log_probs`` takes
     them; has_kept: bool [T]; all None when nothing was filtered. ``old_log_probs`` and ``reference_log_probs`` (fp32
@@ -49,6 +50,7 @@ class BatchOnDevice:
         self.lengths = np.fromiter(map(len, batch.tokens), np.int64, len(batch))
         self.trained_tokens = np.fromiter((mask.sum() for mask in batch.loss_masks), np.int64, len(batch))
         self._starts = np.cumsum(self.lengths) - self.lengths
+        self._inputs = [tokens[:-1].tobytes() for tokens in batch.tokens]
         self._tokens = np.concatenate(batch.tokens).astype(np.int64)
         self._response_lengths = batch.response_lengths.astype(np.int64)
         self._response_starts = np.cumsum(self._response_lengths) - self._response_lengths
@@ -69,13 +71,8 @@ class BatchOnDevice:
 
         Without samples it holds one token and trains none: a rank with nothing to do still joins the collectives.
         """
-        width = int(self.lengths[samples].max(initial=2)) - 1
-        width = -(-width // self.width_multiple) * self.width_multiple
-        column = np.arange(width)
-        inside = column < self.lengths[samples, None] - 1
-        tokens = np.zeros((max(len(samples), 1), width), np.int64)
-        tokens[: len(samples)][inside] = self._tokens[(self._starts[samples, None] + column)[inside]]
-
+        sequences, sequence_of = self._distinct(samples)
+        tokens = self._padded(sequences)
         response_lengths = self._response_lengths[samples]
         place = np.repeat(np.arange(len(samples)), response_lengths)
         position = np.arange(len(place)) - np.repeat(np.cumsum(response_lengths) - response_lengths, response_lengths)
@@ -87,14 +84,38 @@ class BatchOnDevice:
         log_probs = self._rollout_log_probs
         return MicroBatch(
             tokens=self._to_device(tokens),
-            positions=torch.arange(width, device=self.device).expand(len(tokens), -1),
-            rows=self._to_device(place * width + index - 1),
+            positions=torch.arange(tokens.shape[1], device=self.device).expand(len(tokens), -1),
+            rows=self._to_device(sequence_of[place] * tokens.shape[1] + index - 1),
             targets=self._to_device(self._tokens[self._starts[sample] + index]),
             weights=self._to_device(weights[sample]),
             advantages=self._to_device(self.batch.advantages[sample]),
             rollout_log_probs=None if log_probs is None else self._to_device(log_probs[flat]),
             **self._kept(sample, position),
         )
+
+    def _distinct(self, samples: Indices) -> tuple[Indices, Indices]:
+        """The samples whose inputs begin no other's, and for each sample which of these it reads its logits in."""
+        sequences: list[int] = []
+        sequence_of = np.zeros(len(samples), np.int64)
+        longest: bytes | None = None
+        # In reverse alphabetical order, inputs come right after those that they begin.
+        for place in sorted(range(len(samples)), key=lambda i: self._inputs[samples[i]], reverse=True):
+            inputs = self._inputs[samples[place]]
+            if longest is None or not longest.startswith(inputs):
+                sequences.append(int(samples[place]))
+                longest = inputs
+            sequence_of[place] = len(sequences) - 1
+        return np.array(sequences, np.int64), sequence_of
+
+    def _padded(self, sequences: Indices) -> NDArray[np.int64]:
+        """Inputs of these samples, int64 [at least 1, S]."""
+        width = int(self.lengths[sequences].max(initial=2)) - 1
+        width = -(-width // self.width_multiple) * self.width_multiple
+        column = np.arange(width)
+        inside = column < self.lengths[sequences, None] - 1
+        tokens = np.zeros((max(len(sequences), 1), width), np.int64)
+        tokens[: len(sequences)][inside] = self._tokens[(self._starts[sequences, None] + column)[inside]]
+        return tokens
 
     def _kept(self, sample: Indices, position: Indices) -> dict[str, Tensor]:
         kept = self.batch.kept_token_ids
