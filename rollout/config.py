@@ -73,3 +73,47 @@ class RewardConfig(BaseModel):
     )
     reward_key: str | None = Field(None, description="which entry of a mapping reward is trained on")
     user_code_dir: str | None = Field(None, description="directory where the functions given by path are found")
+
+
+class EvalConfig(BaseModel):
+    """Evaluation"""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    eval_prompt_data: tuple[str, ...] = Field(
+        (), description="pairs of NAME FILE: prompts to evaluate on; a file as for --prompt-data, with @[a:b]"
+    )
+    eval_interval: int | None = Field(
+        None, ge=1, description="evaluate every so many steps too (default: only before training and at the end)"
+    )
+    skip_eval_before_train: bool = Field(False, description="no evaluation before the first step")
+    n_samples_per_eval_prompt: int = Field(
+        1, ge=1, description="responses to each prompt; pass@k is reported for k = 1, 2, 4, ... up to this"
+    )
+    eval_temperature: float = Field(0.0, ge=0, allow_inf_nan=False, description="sampling temperature (0: greedy)")
+    eval_top_p: float = Field(1.0, gt=0, le=1, allow_inf_nan=False, description="nucleus sampling")
+    eval_top_k: int = Field(-1, ge=-1, description="sample among the k likeliest tokens (-1: all)")
+    eval_max_response_len: int | None = Field(
+        None, ge=1, description="longest response, in tokens (default: --rollout-max-response-len)"
+    )
+    eval_max_prompt_len: int | None = Field(
+        None,
+        ge=1,
+        description="longest prompt in tokens; longer ones are left out and counted (default: all that fit)",
+    )
+    eval_input_key: str | None = Field(
+        None, min_length=1, description="field of the prompt in these files (default: --input-key)"
+    )
+    eval_label_key: str | None = Field(
+        None, min_length=1, description="field of the label in these files (default: --label-key)"
+    )
+    eval_pass_threshold: float | None = Field(
+        None,
+        allow_inf_nan=False,
+        description="reward from which a response passes (default: pass@k only where all rewards are 0 or 1)",
+    )
+
+    @property
+    def datasets(self) -> list[tuple[str, str]]:
+        """(name, file) of each set of prompts. ValueError when a name stands without a file."""
+        return list(zip(self.eval_prompt_data[::2], self.eval_prompt_data[1::2], strict=True))

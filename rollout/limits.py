@@ -6,8 +6,8 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from rollout.config import RolloutConfig
-from samples.config import DataConfig
+from rollout.config import EvalConfig, RolloutConfig
+from samples.config import TRAINING_FLAGS, DataConfig, PromptFlags
 from samples.errors import InputError
 
 
@@ -21,6 +21,24 @@ class ContextLimits:
 
 def context_limits(model_dir: Path, rollout: RolloutConfig, data: DataConfig) -> ContextLimits:
     """Limits from flags and the model's ``max_position_embeddings``. Raises InputError when they leave no prompt."""
+    context = _context_len(model_dir, rollout)
+    return _limits(context, rollout.rollout_max_response_len, data.rollout_max_prompt_len, TRAINING_FLAGS)
+
+
+def evaluation_limits(model_dir: Path, rollout: RolloutConfig, evaluation: EvalConfig) -> ContextLimits:
+    """The same for evaluations, whose prompts and responses may be longer or shorter than training's."""
+    context = _context_len(model_dir, rollout)
+    response = evaluation.eval_max_response_len or rollout.rollout_max_response_len
+    return _limits(context, response, evaluation.eval_max_prompt_len, evaluation_flags(evaluation))
+
+
+def evaluation_flags(evaluation: EvalConfig) -> PromptFlags:
+    """The flags that decide about the prompts of evaluations."""
+    decides_length = "--eval-max-response-len" if evaluation.eval_max_response_len else TRAINING_FLAGS.response_len
+    return PromptFlags("--eval-prompt-data", "--eval-max-prompt-len", decides_length, "--n-samples-per-eval-prompt")
+
+
+def _context_len(model_dir: Path, rollout: RolloutConfig) -> int:
     config_file = model_dir / "config.json"
     model_len = json.loads(config_file.read_text(encoding="utf-8")).get("max_position_embeddings")
     context = rollout.rollout_max_context_len or model_len
@@ -31,16 +49,19 @@ def context_limits(model_dir: Path, rollout: RolloutConfig, data: DataConfig) ->
             f"--rollout-max-context-len {context} is more than the model's max_position_embeddings {model_len}: "
             f"use at most {model_len}"
         )
-    room = context - rollout.rollout_max_response_len
+    return int(context)
+
+
+def _limits(context: int, response_len: int, prompt_len: int | None, flags: PromptFlags) -> ContextLimits:
+    room = context - response_len
     if room < 1:
         raise InputError(
-            f"--rollout-max-response-len {rollout.rollout_max_response_len} leaves no room for a prompt in a context of "
-            f"{context} tokens: use at most {context - 1}"
+            f"{flags.response_len} {response_len} leaves no room for a prompt in a context of {context} tokens: use at "
+            f"most {context - 1}"
         )
-    longest = data.rollout_max_prompt_len
-    if longest is not None and longest > room:
+    if prompt_len is not None and prompt_len > room:
         raise InputError(
-            f"--rollout-max-prompt-len {longest} plus --rollout-max-response-len {rollout.rollout_max_response_len} is "
-            f"more than the context of {context} tokens: use at most {room} for the prompt"
+            f"{flags.prompt_len} {prompt_len} plus {flags.response_len} {response_len} is more than the context of "
+            f"{context} tokens: use at most {room} for the prompt"
         )
-    return ContextLimits(context, longest or room)
+    return ContextLimits(context, prompt_len or room)

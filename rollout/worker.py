@@ -12,10 +12,12 @@ import torch
 from accel.contract import Accelerator
 from rollout.collectors.output import RolloutOutput
 from rollout.collectors.sync import SyncCollector, UserArgs
-from rollout.config import RewardConfig, RolloutConfig
+from rollout.config import EvalConfig, RewardConfig, RolloutConfig
 from rollout.engines.factory import create_engine
+from rollout.evaluation import EvaluationSet, Evaluator, load_evaluation_sets
 from rollout.event_loop import EventLoopThread
-from rollout.limits import context_limits
+from rollout.group import GroupRunner
+from rollout.limits import context_limits, evaluation_limits
 from rollout.rewards import build_reward
 from samples import DataSource, load_function
 from samples.config import DataConfig
@@ -28,6 +30,7 @@ class RolloutSettings:
 
     rollout: RolloutConfig
     reward: RewardConfig
+    evaluation: EvalConfig
     data: DataConfig
     model_dir: Path
     seed: int
@@ -73,12 +76,25 @@ class RolloutWorker:
             seed=settings.seed,
             max_context_len=limits.max_context_len,
         )
+        self._evaluator = Evaluator(
+            settings.evaluation,
+            settings.rollout,
+            runner=GroupRunner(
+                self._engine, self._reward, args, seed=settings.seed, max_context_len=limits.max_context_len
+            ),
+            sets=open_evaluation_sets(settings, tokenizer),
+            reward_key=settings.reward.reward_key,
+        )
 
     def start(self) -> None:
         self._loop.run(self._engine.start())
 
     def collect(self, rollout_id: int) -> RolloutOutput:
         return self._loop.run(self._collector.collect(rollout_id))
+
+    def evaluate(self, rollout_id: int) -> dict[str, float]:
+        """Metrics of every set of ``--eval-prompt-data`` under the current weights; call it between rollouts."""
+        return self._loop.run(self._evaluator.evaluate(rollout_id))
 
     def update_weights(self, version: int, buckets: Iterable[Mapping[str, torch.Tensor]]) -> None:
         """Replace all weights by ``version``, given as buckets of whole tensors under Hugging Face names."""
@@ -99,6 +115,14 @@ class RolloutWorker:
         self._loop.run(self._reward.close())
         self._loop.run(self._engine.stop())
         self._loop.close()
+
+
+def open_evaluation_sets(settings: RolloutSettings, tokenizer: Any) -> list[EvaluationSet]:
+    """The sets of prompts to evaluate on, checked; none is no error."""
+    if not settings.evaluation.eval_prompt_data:
+        return []
+    limits = evaluation_limits(settings.model_dir, settings.rollout, settings.evaluation)
+    return load_evaluation_sets(settings.evaluation, settings.data, tokenizer, max_prompt_len=limits.max_prompt_len)
 
 
 def load_filter(settings: RolloutSettings) -> Any:

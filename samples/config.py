@@ -2,7 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from pydantic import BaseModel, ConfigDict, Field
+
+
+@dataclass(frozen=True)
+class PromptFlags:
+    """The flags that messages about a set of prompts name: those of training, or of an evaluation."""
+
+    prompt_data: str = "--prompt-data"
+    prompt_len: str = "--rollout-max-prompt-len"
+    response_len: str = "--rollout-max-response-len"
+    samples: str = "--n-samples-per-prompt"
+
+
+TRAINING_FLAGS = PromptFlags()
 
 
 class DataConfig(BaseModel):

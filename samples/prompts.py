@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from samples.config import DataConfig
+from samples.config import DataConfig, PromptFlags
 from samples.errors import InputError
 from samples.jsonl import JsonlFile
 from samples.rows import Prompt, RowFields
@@ -34,18 +34,18 @@ class PromptFile(Protocol):
 
 
 class PromptSet:
-    """The usable prompts of ``config.prompt_data``, numbered from 0 through all files.
+    """The usable prompts of ``config.prompt_data`` (which ``flag`` gave), numbered from 0 through all files.
 
     Building it reads and checks every row once and raises InputError for the first that cannot be used (with
     ``--skip-bad-rows`` they are counted in ``bad_rows``). Afterwards rows come from the disk one at a time. It can be
     sent to another process, which then need not check the files again.
     """
 
-    def __init__(self, config: DataConfig) -> None:
+    def __init__(self, config: DataConfig, flag: str = PromptFlags.prompt_data) -> None:
         if not config.prompt_data:
-            raise InputError("--prompt-data is not given: name at least one .jsonl or .parquet file")
+            raise InputError(f"{flag} is not given: name at least one .jsonl or .parquet file")
         self.bad_rows = BadRows()
-        self._files = [_open_file(spec, config) for spec in config.prompt_data]
+        self._files = [_open_file(spec, config, flag) for spec in config.prompt_data]
         for file in self._files:
             self.bad_rows.merge(file.bad_rows)
         self._starts = np.cumsum([0] + [len(file) for file in self._files])
@@ -85,16 +85,16 @@ class PromptSet:
         return self._files[number], row - int(self._starts[number])
 
 
-def _open_file(spec: str, config: DataConfig) -> PromptFile:
-    name, rows = parse_file_spec(spec)
+def _open_file(spec: str, config: DataConfig, flag: str) -> PromptFile:
+    name, rows = parse_file_spec(spec, flag)
     path = Path(name).expanduser()
-    _check_path(path, spec)
+    _check_path(path, f"{flag} {spec}")
     try:
         file = _reader(path, rows, config)
     except OSError as error:
-        raise InputError(f"--prompt-data {spec}: cannot be read: {error}") from error
+        raise InputError(f"{flag} {spec}: cannot be read: {error}") from error
     if len(file) == 0:
-        raise InputError(f"--prompt-data {spec}: {_why_empty(file, rows)}")
+        raise InputError(f"{flag} {spec}: {_why_empty(file, rows)}")
     return file
 
 
@@ -107,19 +107,18 @@ def _reader(path: Path, rows: RowSlice, config: DataConfig) -> PromptFile:
     return ParquetFile(path, rows, fields, skip_bad_rows=config.skip_bad_rows)
 
 
-def _check_path(path: Path, spec: str) -> None:
+def _check_path(path: Path, given: str) -> None:
     if not path.exists():
-        raise InputError(f"--prompt-data {spec}: no such file ({path.absolute()})")
+        raise InputError(f"{given}: no such file ({path.absolute()})")
     if path.is_dir():
         inside = sorted(p.name for p in path.iterdir() if p.suffix in (".jsonl", ".parquet"))
         hint = f"name a file in it, such as {inside[0]}" if inside else "it holds no .jsonl or .parquet file"
-        raise InputError(f"--prompt-data {spec}: is a directory; {hint}")
+        raise InputError(f"{given}: is a directory; {hint}")
     if not path.is_file():
-        raise InputError(f"--prompt-data {spec}: is no regular file; rows are read more than once, so copy it to one")
+        raise InputError(f"{given}: is no regular file; rows are read more than once, so copy it to one")
     if path.suffix not in (".jsonl", ".parquet"):
         raise InputError(
-            f"--prompt-data {spec}: unsupported suffix {path.suffix!r}; "
-            "expected .jsonl (one JSON object a line) or .parquet"
+            f"{given}: unsupported suffix {path.suffix!r}; expected .jsonl (one JSON object a line) or .parquet"
         )
 
 

@@ -34,14 +34,12 @@ class RowSlice:
         return f"@[{'' if self.start is None else self.start}:{'' if self.stop is None else self.stop}]"
 
 
-def parse_file_spec(spec: str) -> tuple[str, RowSlice]:
-    """Path and slice of one ``--prompt-data`` value."""
+def parse_file_spec(spec: str, flag: str = "--prompt-data") -> tuple[str, RowSlice]:
+    """Path and slice of one value of ``flag``."""
     match = _SPEC.fullmatch(spec)
     if match is not None:
         start, stop = (None if text is None else int(text) for text in (match["start"], match["stop"]))
         return match["path"], RowSlice(start, stop)
     if "@[" in spec:
-        raise InputError(
-            f"--prompt-data {spec!r}: expected FILE@[a:b] with whole numbers, for example train.jsonl@[0:1000]"
-        )
+        raise InputError(f"{flag} {spec!r}: expected FILE@[a:b] with whole numbers, for example train.jsonl@[0:1000]")
     return spec, RowSlice()

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from samples.config import DataConfig
+from samples.config import TRAINING_FLAGS, DataConfig, PromptFlags
 from samples.encoding import encode_prompt
 from samples.errors import InputError
 from samples.prompts import PromptSet
@@ -49,12 +49,14 @@ class DataSource:
         n_samples_per_prompt: int,
         max_prompt_len: int,
         prompts: PromptSet | None = None,
+        flags: PromptFlags = TRAINING_FLAGS,
     ) -> None:
         if n_samples_per_prompt < 1:
-            raise InputError(f"--n-samples-per-prompt {n_samples_per_prompt}: expected at least 1")
+            raise InputError(f"{flags.samples} {n_samples_per_prompt}: expected at least 1")
         if max_prompt_len < 1:
-            raise InputError(f"--rollout-max-prompt-len {max_prompt_len}: expected at least 1 token")
-        self.prompts = PromptSet(config) if prompts is None else prompts
+            raise InputError(f"{flags.prompt_len} {max_prompt_len}: expected at least 1 token")
+        self.prompts = PromptSet(config, flags.prompt_data) if prompts is None else prompts
+        self._flags = flags
         self._config = config
         self._tokenizer = tokenizer
         self._seed = seed
@@ -88,6 +90,17 @@ class DataSource:
         fresh = self._draw(n - len(self._waiting))
         returned = [self._waiting.popleft() for _ in range(min(n, len(self._waiting)))]
         return returned + fresh
+
+    def every_group(self) -> list[Group]:
+        """Every usable prompt once, in file order, numbered from 0 whatever was drawn before; the cursor stays."""
+        rows = np.flatnonzero(self._known == _USABLE)
+        groups: list[Group] = []
+        for row, prompt in zip(rows.tolist(), self.prompts.read_many(rows), strict=True):
+            tokens = self._encode(row, prompt)
+            if tokens is not None:
+                number = len(groups)
+                groups.append(self._group(row, 0, prompt, tokens, number, number * self._group_size))
+        return groups
 
     def return_groups(self, groups: Sequence[Group], *, reset: bool = False) -> None:
         """Put groups that were drawn and not consumed at the front of the line, in the order given.
@@ -181,9 +194,10 @@ class DataSource:
         if self._known.all():
             files = ", ".join(self._config.prompt_data)
             raise InputError(
-                f"--prompt-data {files}: none of the {len(self.prompts)} prompts can be used: "
-                f"{self.counts.too_long} have more than {self._max_prompt_len} tokens (--rollout-max-prompt-len, "
-                f"or what --rollout-max-response-len leaves of the context); the last one: {detail}"
+                f"{self._flags.prompt_data} {files}: none of the {len(self.prompts)} prompts can be used: "
+                f"{self.counts.too_long} have more than {self._max_prompt_len} tokens "
+                f"({self._flags.prompt_len}, or what {self._flags.response_len} leaves of the "
+                f"context); the last one: {detail}"
             )
 
     def _require_usable_prompt(self) -> None:
@@ -194,15 +208,15 @@ class DataSource:
     def _group(self, row: int, epoch: int, prompt: Prompt, tokens: list[int], group_index: int, first: int) -> Group:
         return [
             Sample(
-                prompt=copy.deepcopy(prompt.prompt),
+                prompt=_own(prompt.prompt),
                 tokens=list(tokens),
-                label=copy.deepcopy(prompt.label),
+                label=_own(prompt.label),
                 index=first + place,
                 group_index=group_index,
                 prompt_row=row,
                 epoch=epoch,
                 source=prompt.source,
-                metadata=copy.deepcopy(prompt.metadata or {}),
+                metadata=copy.deepcopy(prompt.metadata) if prompt.metadata else {},
             )
             for place in range(self._group_size)
         ]
@@ -238,6 +252,11 @@ class DataSource:
                     f"{flag}: the checkpoint's place in the prompts was taken with {saved[key]}, "
                     f"this run has {ours[key]}; resume with the same prompts, seed and order, or start anew"
                 )
+
+
+def _own(value: Any) -> Any:
+    """A copy that nothing shares; text and numbers cannot be changed and need none."""
+    return value if isinstance(value, (str, int, float)) else copy.deepcopy(value)
 
 
 def _group_index(group: Group) -> int:

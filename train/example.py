@@ -27,6 +27,7 @@ EXAMPLE_SETTINGS: dict[str, Any] = {
     "rollout_batch_size": 32,
     "n_samples_per_prompt": 16,
     "rollout_max_response_len": 3,
+    "eval_interval": 25,
     "dynamic_sampling_filter_path": "filters.check_reward_nonzero_std",
     "max_sampling_rounds": 3,
     "on_sampling_exhausted": "shrink",

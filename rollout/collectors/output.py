@@ -14,3 +14,4 @@ class RolloutOutput:
     rollout_id: int
     groups: list[Group]
     metrics: dict[str, float] = field(default_factory=dict)
+    sampled: list[Group] = field(default_factory=list)  # every group that was scored, those of ``groups`` included

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
 import time
 from collections import Counter
@@ -11,12 +10,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from filters import DynamicFilterOutput, call_dynamic_filter, should_drop_dynamic_filter_output
-from hooks import apply_rollout_sample_hooks
 from observability import RolloutMetrics
 from rollout.collectors.output import RolloutOutput
 from rollout.config import RewardConfig, RolloutConfig
 from rollout.engines.protocol import Engine
-from rollout.generation import generate_sample, sampling_params
+from rollout.generation import sampling_params
+from rollout.group import GroupRunner, run_all
 from rollout.rewards import Reward
 from samples import DataSource
 from samples.errors import InputError
@@ -66,15 +65,13 @@ class SyncCollector:
         max_context_len: int,
     ) -> None:
         self._config = config
-        self._engine = engine
         self._source = source
         self._reward = reward
         self._filter = dynamic_filter
         self._args = UserArgs(config, reward_config)
         self._rollout_metrics = RolloutMetrics(reward_config.reward_key)
-        self._seed = seed
-        self._max_context_len = max_context_len
         self._params = sampling_params(config)
+        self._runner = GroupRunner(engine, reward, self._args, seed=seed, max_context_len=max_context_len)
 
     async def collect(self, rollout_id: int) -> RolloutOutput:
         """Groups for one training step. Raises InputError when ``--on-sampling-exhausted raise`` and rounds ran out."""
@@ -84,17 +81,15 @@ class SyncCollector:
         while len(tally.kept) < target and tally.rounds < self._config.max_sampling_rounds:
             tally.rounds += 1
             groups = self._source.next_groups(self._round_size(target, tally))
-            for group in groups:
-                for sample in group:
-                    sample.rollout_id = rollout_id
-            await _run_all([self._run_group(group, rollout_id, tally) for group in groups])
+            await run_all([self._run_group(group, rollout_id, tally) for group in groups])
             self._sort_out(groups, target, tally)
         if len(tally.kept) < target:
             self._fill_up(target, tally)
         tally.kept.sort(key=_group_index)
         tally.surplus = max(0, len(tally.kept) - target)
         groups = tally.kept[:target]
-        return RolloutOutput(rollout_id, groups, self._metrics(tally, groups, time.perf_counter() - started))
+        metrics = self._metrics(tally, groups, time.perf_counter() - started)
+        return RolloutOutput(rollout_id, groups, metrics, tally.sampled)
 
     def _round_size(self, target: int, tally: _Tally) -> int:
         """Groups to draw: ``--over-sampling-batch-size``, or all in the first round and then what is still missing.
@@ -111,23 +106,7 @@ class SyncCollector:
         return min(target, math.ceil(needed + 2 * math.sqrt(needed * (needed - missing) / missing)))
 
     async def _run_group(self, group: Group, rollout_id: int, tally: _Tally) -> None:
-        await _run_all(
-            [
-                generate_sample(
-                    self._engine, sample, self._params, seed=self._seed, max_context_len=self._max_context_len
-                )
-                for sample in group
-            ]
-        )
-        hooked = await apply_rollout_sample_hooks(
-            self._args, group, rollout_id=rollout_id, evaluation=False, group_index=_group_index(group)
-        )
-        group[:] = hooked
-        started = time.perf_counter()
-        await self._reward.score_group(group)
-        for sample in group:
-            sample.apply_reward_adjustment(self._args.reward_key)
-        tally.reward_seconds += time.perf_counter() - started
+        tally.reward_seconds += await self._runner.run(group, self._params, rollout_id=rollout_id)
 
     def _sort_out(self, groups: Sequence[Group], target: int, tally: _Tally) -> None:
         tally.sampled.extend(groups)
@@ -205,15 +184,3 @@ def _group_index(group: Group) -> int:
     index = group[0].group_index
     assert index is not None
     return index
-
-
-async def _run_all(coroutines: Sequence[Any]) -> None:
-    """Run coroutines side by side; the first error cancels the others, waits until they end, and is raised as it is."""
-    tasks = [asyncio.ensure_future(coroutine) for coroutine in coroutines]
-    try:
-        await asyncio.gather(*tasks)
-    except BaseException:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        raise

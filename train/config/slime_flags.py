@@ -34,7 +34,16 @@ _USE = {  # slime's option: what to give instead
     "megatron-to-hf-mode": "leave it out: Hugging Face weights go in and out directly",
     "model-name": "leave it out: the model family is read from config.json in --hf-checkpoint",
     "finetune": "leave it out: --hf-checkpoint always starts a new run",
-    "wandb-project": "metrics.jsonl in the run directory; this version has no Weights & Biases tracker",
+    "wandb-mode": "the environment variable WANDB_MODE: online, offline or disabled",
+    "wandb-key": "the environment variable WANDB_API_KEY or 'wandb login'; every user of a machine can see its flags",
+    "wandb-host": "the environment variable WANDB_BASE_URL",
+    "wandb-run-id": "the environment variables WANDB_RUN_ID and WANDB_RESUME",
+    "wandb-dir": "leave it out: what wandb writes is in the run directory",
+    "wandb-random-suffix": "--wandb-name",
+    "disable-wandb-random-suffix": "leave it out: names get no suffix",
+    "wandb-always-use-train-step": "leave it out: every metric is logged by training step",
+    "tb-project-name": "leave it out: TensorBoard's files are in the run directory",
+    "tb-experiment-name": "leave it out: TensorBoard's files are in the run directory",
     "sglang-server-concurrency": "--engine-max-running-requests",
     "lr-warmup-fraction": "--lr-warmup-iters",
     "lr-warmup-samples": "--lr-warmup-iters",
@@ -55,15 +64,14 @@ _LATER = {  # what this version does not do yet: its options
         save load save-interval async-save no-save-optim no-save-rng no-load-optim no-load-rng ckpt-step ckpt-format
         start-rollout-id ref-ckpt-step save-retain-interval
     """,
-    "evaluation during training": """
-        eval-interval eval-prompt-data eval-config eval-function-path skip-eval-before-train n-samples-per-eval-prompt
-        custom-eval-rollout-log-function-path
+    "evaluation written by the user, or set up in a file of its own": """
+        eval-config eval-function-path custom-eval-rollout-log-function-path
     """,
     "devices that training and rollout take turns on": """
         colocate offload offload-train offload-rollout train-memory-margin-bytes disable-weights-backuper
     """,
-    "trackers other than metrics.jsonl": """
-        use-wandb use-mlflow use-tensorboard log-multi-turn log-reward-category log-correct-samples
+    "such tracker or statistics": """
+        use-mlflow log-multi-turn log-reward-category log-correct-samples
     """,
     "rollout engines that it does not start itself": """
         rollout-external rollout-external-engine-addrs rollout-buffer-url rollout-buffer fetch-trajectory-retry-times
@@ -159,11 +167,9 @@ _FAMILIES = (  # beginnings of names, the longer ones first
     ("slime-router-", "this version starts no router"),
     ("use-slime-router", "this version starts no router"),
     ("router-", "this version starts no router"),
-    ("wandb-", f"this version has no Weights & Biases tracker; {_METRICS}"),
-    ("disable-wandb-", f"this version has no Weights & Biases tracker; {_METRICS}"),
+    ("wandb-", "Weights & Biases reads its own environment variables (WANDB_...)"),
     ("mlflow-", f"this version has no MLflow tracker; {_METRICS}"),
-    ("tb-", f"this version has no TensorBoard tracker; {_METRICS}"),
-    ("eval-", "this version has no evaluation during training"),
+    ("eval-", "evaluations have other settings here, which --help lists under Evaluation"),
     ("critic-", "this version has no critic"),
     ("opd-", "this version has no distillation"),
     ("use-opd", "this version has no distillation"),

@@ -6,6 +6,7 @@ from itertools import chain
 
 from train.config.checks.batch import batch_problems, micro_batch_problems
 from train.config.checks.devices import device_problems, launcher_problems
+from train.config.checks.evaluation import evaluation_problems
 from train.config.checks.learning import learning_rate_problems, reference_problems
 from train.config.checks.paths import model_and_prompt_problems, output_problems
 from train.config.checks.rollout import length_problems, reward_problems, sampling_problems
@@ -19,6 +20,7 @@ CHECKS = (
     sampling_problems,
     length_problems,
     reward_problems,
+    evaluation_problems,
     batch_problems,
     micro_batch_problems,
     learning_rate_problems,

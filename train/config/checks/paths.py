@@ -23,7 +23,7 @@ def model_and_prompt_problems(config: RunConfig) -> Iterator[str]:
     if checkpoint is not None:
         yield from checkpoint_problems("--hf-checkpoint", checkpoint)
     for spec in prompts:
-        yield from _prompt_file_problems(spec)
+        yield from prompt_file_problems("--prompt-data", spec)
     code = config.reward.user_code_dir
     if code is not None and not Path(code).expanduser().is_dir():
         yield f"--user-code-dir {code}: {_not_there(Path(code).expanduser(), 'directory')}"
@@ -36,6 +36,8 @@ def output_problems(config: RunConfig) -> Iterator[str]:
     model, export = config.model.hf_checkpoint, config.output.save_hf
     if model is not None and export is not None and Path(model).resolve() == Path(export).resolve():
         yield f"--save-hf {export} would write over --hf-checkpoint; give another directory"
+    elif export is not None and Path(export).is_dir() and any(Path(export).iterdir()):
+        yield f"--save-hf {export}: is not empty; give a new directory, or remove this one"
 
 
 def checkpoint_problems(option: str, path: str) -> Iterator[str]:
@@ -60,14 +62,15 @@ def checkpoint_problems(option: str, path: str) -> Iterator[str]:
         yield f"{option} {path}: config.json names no model_type; give the directory of a Hugging Face model"
 
 
-def _prompt_file_problems(spec: str) -> Iterator[str]:
+def prompt_file_problems(option: str, spec: str) -> Iterator[str]:
+    """At most one line about a prompt file that is not there; its rows are looked at later."""
     try:
-        path = Path(parse_file_spec(spec)[0])
+        path = Path(parse_file_spec(spec, option)[0])
     except InputError as error:
         yield str(error)
         return
     if not path.is_file():
-        yield f"--prompt-data {spec}: {_not_there(path, 'file')}"
+        yield f"{option} {spec}: {_not_there(path, 'file')}"
 
 
 def _not_there(path: Path, wanted: str) -> str:
