@@ -37,7 +37,8 @@ def write_model(directory: Path, *, tied: bool = False, seed: int = 0) -> Path:
 
 
 def run_config(directory: Path, **sections: dict) -> RunConfig:
-    sections.setdefault("optimizer", {"lr": 1e-3})
+    # With Adam's usual eps, rounding errors of gradients near zero become whole steps, whatever the gradient's scale.
+    sections["optimizer"] = {"lr": 1e-3, "adam_eps": 1e-4} | sections.get("optimizer", {})
     sections["rollout"] = {"rollout_engine": "torch"} | sections.get("rollout", {})
     sections["model"] = {"hf_checkpoint": str(directory)} | sections.get("model", {})
     return RunConfig.model_validate(sections)
