@@ -60,5 +60,5 @@ class StopStringWatch:
         text = self._tail + now[len(before) :]
         self._window = self._window[self._read :]
         self._read = len(self._window)
-        self._tail = text[len(text) - self._overlap :] if self._overlap else ""
+        self._tail = text[-self._overlap :] if self._overlap else ""
         return any(stop in text for stop in self._stops)

@@ -176,7 +176,7 @@ class TorchEngine:
         await self._call(lambda runner: runner.resume_memory(tags))
 
     async def health(self) -> EngineHealth:
-        if self._thread is None or not self._thread.alive:
+        if self._thread is None or self._failure is not None or not self._thread.alive:
             detail = f"failed: {self._failure!r}" if self._failure is not None else "not running"
             return EngineHealth(alive=False, running=0, waiting=0, weight_version=self.weight_version, detail=detail)
         now = self._thread.snapshot

@@ -29,7 +29,7 @@ def stream_output(states: UInt64Array, positions: UInt64Array) -> UInt64Array:
 
 
 def stream_key(seed: int, rollout_id: int, sample_index: int) -> int:
-    """State of one sample's stream: the three numbers, each hashed into what came before (negative ones wrap)."""
+    """State of one sample's stream: the three numbers, modulo 2**64, each hashed into what came before."""
     key = 0
     for number in (seed, rollout_id, sample_index):  # Python's integers: NumPy's cost ten times as much one at a time
         key = (key + number + _GAMMA) & _MASK
