@@ -222,6 +222,7 @@ def test_outputs_that_are_in_the_way_are_refused(model_dir, prompts):
     assert f"--save-hf {prompts}: is a file" in problems(save_hf=str(prompts))
     given = {"hf_checkpoint": str(model_dir), "prompt_data": (str(prompts),)}
     assert "would write over --hf-checkpoint" in problems(**given, save_hf=f"{model_dir}/../model")
+    assert f"--save-hf {model_dir}: is not empty" in problems(save_hf=str(model_dir))
 
 
 def test_a_folder_of_user_code_must_be_there():

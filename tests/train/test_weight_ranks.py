@@ -11,7 +11,7 @@ from accel.backends.cpu import CpuAccelerator
 from tests.train.model_cases import load, save_tiny, tiny_config
 from train.config.run import RunConfig
 
-LAYOUTS = {"tensor 2": (2, 1), "pipeline 2": (1, 2), "tensor 2 x pipeline 2": (2, 2)}
+LAYOUTS = {"tensor 2": (2, 1), "tensor 2 x pipeline 2": (2, 2)}
 MODELS = (("llama", False), ("qwen2", True), ("qwen3", False), ("qwen3", True))
 
 

@@ -25,11 +25,11 @@ if TYPE_CHECKING:
 PADDED_LOGIT = -3.0e4
 
 
-def load_hf_config(directory: str | Path, trust_remote_code: bool = False, source: str = "--hf-checkpoint") -> Any:
-    """Read ``config.json`` of a Hugging Face model directory as transformers' own config object.
+def read_config_json(directory: str | Path, source: str = "--hf-checkpoint") -> dict[str, Any]:
+    """``config.json`` of a Hugging Face model directory, as it is, of a model_type that can be trained.
 
-    Cheap (no weights are read), so the driver does it before it starts workers. Raises InputError for a directory, a
-    file or a model_type that cannot be used; ``source`` is the flag that named the directory.
+    Takes milliseconds, so a driver asks it before it starts workers. Raises InputError for a directory, a file or a
+    model_type that cannot be used; ``source`` is the flag that named the directory.
     """
     path = Path(directory) / "config.json"
     try:
@@ -41,6 +41,12 @@ def load_hf_config(directory: str | Path, trust_remote_code: bool = False, sourc
     if not isinstance(raw, dict):
         raise InputError(f"{source}: {path} holds a {type(raw).__name__}, not an object")
     check_model_type(raw.get("model_type"), f"{source} {directory}", is_multimodal(raw))
+    return raw
+
+
+def load_hf_config(directory: str | Path, trust_remote_code: bool = False, source: str = "--hf-checkpoint") -> Any:
+    """The same as transformers' own config object, with every default filled in. Raises InputError likewise."""
+    read_config_json(directory, source)
 
     from huggingface_hub.errors import StrictDataclassError
     from transformers import AutoConfig  # seconds to import: only once it is needed
@@ -49,7 +55,7 @@ def load_hf_config(directory: str | Path, trust_remote_code: bool = False, sourc
         return AutoConfig.from_pretrained(str(directory), trust_remote_code=trust_remote_code, local_files_only=True)
     except (StrictDataclassError, ValueError, TypeError, KeyError, OSError) as error:
         reason = " ".join(str(error).split())
-        raise InputError(f"{source}: transformers cannot read {path}: {reason}") from error
+        raise InputError(f"{source}: transformers cannot read {directory}/config.json: {reason}") from error
 
 
 def transformer_config(hf_config: Any, config: RunConfig) -> TransformerConfig:
