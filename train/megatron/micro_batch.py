@@ -48,13 +48,14 @@ class BatchOnDevice:
         self.device = device
         self.width_multiple = width_multiple
         self.lengths = np.fromiter(map(len, batch.tokens), np.int64, len(batch))
-        self.trained_tokens = np.fromiter((mask.sum() for mask in batch.loss_masks), np.int64, len(batch))
         self._starts = np.cumsum(self.lengths) - self.lengths
         self._inputs = [tokens[:-1].tobytes() for tokens in batch.tokens]
         self._tokens = np.concatenate(batch.tokens).astype(np.int64)
         self._response_lengths = batch.response_lengths.astype(np.int64)
         self._response_starts = np.cumsum(self._response_lengths) - self._response_lengths
         self._trained = np.concatenate(batch.loss_masks)
+        sample_of = np.repeat(np.arange(len(batch)), self._response_lengths)
+        self.trained_tokens = np.bincount(sample_of[self._trained], minlength=len(batch))
         log_probs = batch.rollout_log_probs
         self._rollout_log_probs = None if log_probs is None else np.concatenate(log_probs)
 

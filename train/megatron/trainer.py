@@ -73,8 +73,8 @@ class MegatronTrainer:
         Every rank gets the whole batch and takes its own share. A loss is normalised over its whole optimizer step, so
         neither the number of ranks nor the size of micro-batches changes it.
         """
-        self._check_batch(batch)
         data = BatchOnDevice(batch, self._device, self._width_multiple())
+        self._check_token_ids(data.highest_token_id())
         plan = optimizer_steps(data.active, self._config.batch, seed=self._config.job.seed, rollout_id=rollout_id)
         steps = [self._own_share(samples, data) for samples in plan]
         tally = Tally(self._device, samples=len(data.active), tokens=int(data.trained_tokens.sum()))
@@ -112,8 +112,7 @@ class MegatronTrainer:
     def _width_multiple(self) -> int:
         return self._placement.tensor_size if self._config.parallel.sequence_parallel else 1
 
-    def _check_batch(self, batch: TrainBatch) -> None:
-        highest = max((int(tokens.max(initial=0)) for tokens in batch.tokens), default=0)
+    def _check_token_ids(self, highest: int) -> None:
         if highest >= self._hf_config.vocab_size:
             raise InputError(
                 f"token id {highest} is outside the model's vocabulary of {self._hf_config.vocab_size}: the tokenizer "
