@@ -72,18 +72,22 @@ class History:
         return sum(self._recent_seconds) / len(self._recent_seconds) if self._recent_seconds else None
 
 
-def summary_line(history: History, run_dir: str | Path, *, interrupted: bool = False) -> str:
-    """What was learned, how long it took and where the run is: the last line that a run prints."""
-    where = f"run directory: {run_dir}"
+def learned(history: History, *, interrupted: bool = False) -> str:
+    """What was learned and how long it took, in one sentence without its full stop."""
     steps = "1 step" if history.steps == 1 else f"{history.steps} steps"
     when = f"{'interrupted after ' if interrupted else 'after '}{steps} ({duration(history.seconds)})"
     ends = history.ends()
     if ends is None:
-        return f"No rewards {when}; {where}"
+        return f"No rewards {when}"
     k, first, last = ends
     if history.steps == 1:
-        return f"Mean reward {last:.3f} {when}; {where}"
+        return f"Mean reward {last:.3f} {when}"
     moved = "unchanged at" if f"{first:.3f}" == f"{last:.3f}" else "rose to" if last > first else "fell to"
     window, begin = ("step", "first") if k == 1 else (f"{k} steps", f"first {k}")
     origin = f", from {first:.3f} over the {begin}" if moved != "unchanged at" else ""
-    return f"Mean reward {moved} {last:.3f} over the last {window}{origin}, {when}; {where}"
+    return f"Mean reward {moved} {last:.3f} over the last {window}{origin}, {when}"
+
+
+def summary_line(history: History, run_dir: str | Path, *, interrupted: bool = False) -> str:
+    """What was learned, how long it took and where the run is: the last line that a run prints."""
+    return f"{learned(history, interrupted=interrupted)}; run directory: {run_dir}"

@@ -53,7 +53,7 @@ class RolloutMetrics:
         ...) under ``rollout/``. A group may hold nested lists of samples. A mean over nothing is left out: a key that
         is present is a number.
         """
-        leaves = [list(_leaves(group)) for group in groups]
+        leaves = [list(leaves_of(group)) for group in groups]
         everything = list(chain.from_iterable(leaves))
         metrics: dict[str, float] = {
             "rollout/num_groups": len(leaves),
@@ -121,12 +121,13 @@ def rollout_metrics(
     return of(groups, dynamic_filter=dynamic_filter, drop_reasons=drop_reasons, counters=counters)
 
 
-def _leaves(group: Iterable[Sample | Iterable[Sample]]) -> Iterator[Sample]:
+def leaves_of(group: Iterable[Sample | Iterable[Sample]]) -> Iterator[Sample]:
+    """The samples of a group, which may hold nested lists."""
     for member in group:
         if isinstance(member, Sample):
             yield member
         else:
-            yield from _leaves(member)
+            yield from leaves_of(member)
 
 
 def _share(group: Sequence[Sample], status: Status) -> float:

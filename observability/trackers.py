@@ -6,6 +6,7 @@ import json
 import math
 import os
 from collections.abc import Mapping, Sequence
+from io import RawIOBase
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -33,12 +34,8 @@ class JsonlTracker:
         self._file = self.path.open("ab", buffering=0)
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        line = memoryview((json.dumps(step_record(step, metrics), allow_nan=False) + "\n").encode())
-        try:
-            while line:
-                line = line[self._file.write(line) :]
-        except OSError as error:  # a full disk: say which file
-            raise OSError(error.errno, f"{error.strerror} while writing step {step}", str(self.path)) from error
+        line = (json.dumps(step_record(step, metrics), allow_nan=False) + "\n").encode()
+        write_all(self._file, line, self.path, f" while writing step {step}")
 
     def close(self) -> None:
         self._file.close()
@@ -65,6 +62,16 @@ class MultiTracker:
                 first = first or error
         if first is not None:
             raise first
+
+
+def write_all(file: RawIOBase, data: bytes, path: Path, doing: str = "") -> None:
+    """Write all of ``data`` to an unbuffered file; an error, as of a full disk, names the file."""
+    rest = memoryview(data)
+    try:
+        while rest:
+            rest = rest[file.write(rest) or 0 :]
+    except OSError as error:
+        raise OSError(error.errno, f"{error.strerror}{doing}", str(path)) from error
 
 
 def step_record(step: int, metrics: Mapping[str, float]) -> dict[str, Any]:
