@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from train.config.run import RunConfig
+from train.megatron.optimizer_state import ParameterState
 
 if TYPE_CHECKING:
     from megatron.core.distributed import DistributedDataParallel
@@ -89,6 +90,10 @@ class PolicyOptimizer:
                     clip_grad_by_total_norm_fp32(parameters, self._settings.clip_grad, norm)
         self._optimizer.step_with_ready_grads()
         return norm
+
+    def parameter_state(self) -> ParameterState:
+        """fp32 weights and moments by parameter, for checkpoints."""
+        return ParameterState(self._chained())
 
     def _chained(self) -> list[Any]:
         from megatron.core.optimizer import ChainedOptimizer

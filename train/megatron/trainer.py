@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from torch import Tensor
@@ -14,6 +14,8 @@ from rollout.engines.factory import choose_engine
 from samples.errors import InputError
 from train.batch import TrainBatch
 from train.batching import Indices, optimizer_steps, plan_step
+from train.checkpoint.manifest import Checkpoint, TrainerState
+from train.checkpoint.trainer_state import load_optimizer_state, save_trainer_state
 from train.config.run import RunConfig
 from train.learning_rate import learning_rate
 from train.losses import token_weights
@@ -31,6 +33,8 @@ from train.megatron.weights.loading import load_hf_weights
 if TYPE_CHECKING:
     from megatron.core.models.gpt import GPTModel
 
+    from train.megatron.models.family import ModelFamily
+
 
 class MegatronTrainer:
     """Trains a Hugging Face model with Megatron-Core. ``prepare_megatron`` comes first in every process.
@@ -47,6 +51,7 @@ class MegatronTrainer:
         world_size: int,
         store_path: str | None,
         hf_directory: Path,
+        resume: Checkpoint | None = None,
     ) -> None:
         self._config = config
         self._hf_directory = hf_directory
@@ -55,8 +60,11 @@ class MegatronTrainer:
         self._family = family_of(self._hf_config)
         self._placement = join_ranks(config, accelerator, rank=rank, world_size=world_size, store_path=store_path)
         try:
-            self._model = self._load(hf_directory, "--hf-checkpoint")
+            self._model = self._load(*((resume.directory, "--load") if resume else (hf_directory, "--hf-checkpoint")))
             self._optimizer = PolicyOptimizer(self._model, config)
+            if resume is not None:
+                steps = resume.manifest.state.trainer.optimizer_steps
+                load_optimizer_state(*self._described(), self._optimizer.parameter_state(), resume.directory, steps)
             self._reference: GPTModel | None = None
             if config.algorithm.kl_loss_coef > 0:
                 reference = config.model.ref_load
@@ -98,9 +106,20 @@ class MegatronTrainer:
         """Write a directory that transformers loads, with the tokenizer of the model that training began from."""
         save_hf(self._model, self._family, self._hf_config, directory, self._hf_directory)
 
+    def save_state(self, directory: Path) -> TrainerState:
+        """Write weights and optimizer state into ``directory``, which exists, for ``resume`` of a later trainer.
+
+        Rank 0 writes, and gets to know the files. Raises CheckpointWriteError there when it could not.
+        """
+        return save_trainer_state(*self._described(), self._optimizer.parameter_state(), directory, self._hf_directory)
+
     def close(self) -> None:
         """End the process group, so that another trainer can begin in this process."""
         leave_ranks()
+
+    def _described(self) -> tuple[GPTModel, ModelFamily, Any]:
+        """The model, and what says how its parameters are called outside."""
+        return self._model, self._family, self._hf_config
 
     def _load(self, directory: Path, source: str) -> GPTModel:
         model = build_model(self._hf_config, self._config)

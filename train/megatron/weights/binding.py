@@ -88,10 +88,14 @@ def bind(model: GPTModel, family: ModelFamily, hf_config: Any) -> Iterator[Bound
 
 def whole_model_names(model: GPTModel) -> dict[str, torch.Tensor]:
     """This rank's parameters by the name they have in a model that is not split into pipeline stages."""
+    return {name: parameter.detach() for name, parameter in trained_parameters(model).items()}
 
+
+def trained_parameters(model: GPTModel) -> dict[str, torch.nn.Parameter]:
+    """The same, as the very objects that an optimizer was made for."""
     numbers = [layer.layer_number - 1 for layer in model.decoder.layers]
 
     def rename(name: str) -> str:
         return _LAYER.sub(lambda match: f"decoder.layers.{numbers[int(match[1])]}.", name, count=1)
 
-    return {rename(name): parameter.detach() for name, parameter in model.named_parameters()}
+    return {rename(name): parameter for name, parameter in model.named_parameters()}

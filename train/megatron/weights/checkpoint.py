@@ -15,17 +15,18 @@ from safetensors import SafetensorError, safe_open
 from samples.errors import InputError
 from train.megatron.weights.binding import Shard
 
-SINGLE = "model.safetensors"
-INDEX = "model.safetensors.index.json"
+STEM = "model"  # of the files' names
 READABLE = {"F64", "F32", "F16", "BF16"}
 
 
 class HfCheckpoint:
     """The tensors of a directory by name. A context manager: files are opened when first read, closed together."""
 
-    def __init__(self, directory: str | Path, source: str = "--hf-checkpoint") -> None:
+    def __init__(self, directory: str | Path, source: str = "--hf-checkpoint", stem: str = STEM) -> None:
         self.directory = Path(directory)
         self.source = source
+        self._single = f"{stem}.safetensors"
+        self._index = f"{stem}.safetensors.index.json"
         self.bytes_read = 0
         self._files: dict[str, Any] = {}
         self._stack = ExitStack()
@@ -62,7 +63,7 @@ class HfCheckpoint:
             part = self._open(file).get_slice(shard.name)
         except SafetensorError as error:
             raise InputError(
-                f"{self.source}: {self.directory / file} does not hold {shard.name}, though {INDEX} says so"
+                f"{self.source}: {self.directory / file} does not hold {shard.name}, though {self._index} says so"
             ) from error
         shape = tuple(part.get_shape())
         if shape != shard.shape:
@@ -86,9 +87,9 @@ class HfCheckpoint:
         return tensor
 
     def _locate(self) -> dict[str, str]:
-        if (self.directory / SINGLE).exists():
-            return dict.fromkeys(self._open(SINGLE).keys(), SINGLE)
-        index = self.directory / INDEX
+        if (self.directory / self._single).exists():
+            return dict.fromkeys(self._open(self._single).keys(), self._single)
+        index = self.directory / self._index
         if index.exists():
             return self._read_index(index)
         if not self.directory.is_dir():
@@ -100,7 +101,7 @@ class HfCheckpoint:
                 'safetensors files are. If you trust it, convert it: python -c "from transformers import '
                 f"AutoModelForCausalLM as M; M.from_pretrained('{self.directory}').save_pretrained('NEW_DIRECTORY')\""
             )
-        raise InputError(f"{self.source} {self.directory}: neither {SINGLE} nor {INDEX} is there")
+        raise InputError(f"{self.source} {self.directory}: neither {self._single} nor {self._index} is there")
 
     def _read_index(self, index: Path) -> dict[str, str]:
         try:
@@ -109,7 +110,7 @@ class HfCheckpoint:
             raise InputError(f"{self.source}: {index} is not an index of safetensors files: {error!r}") from error
         for file in sorted(set(file_of.values())):
             if not (self.directory / file).exists():
-                raise InputError(f"{self.source} {self.directory}: {file} is missing, {INDEX} names it")
+                raise InputError(f"{self.source} {self.directory}: {file} is missing, {self._index} names it")
         return dict(file_of)
 
     def _open(self, file: str) -> Any:

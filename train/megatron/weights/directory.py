@@ -72,9 +72,9 @@ class ModelDirectoryWriter:
         """Write what is left, the index, the config and what ``source_dir`` carries; give the directory its name."""
         self._write_shard()
         self._name_shards()
-        _write_config(self.work, hf_config, source_dir, self._dtypes)
-        if source_dir is not None:
-            _carry(Path(source_dir), self.work)
+        write_json(self.work / "config.json", config_with_dtype(hf_config, source_dir, self._dtypes))
+        for file in carried_files(source_dir):
+            shutil.copyfile(file, self.work / file.name)
         self.complete = True
         if self.target.exists():
             self._make_room()
@@ -113,11 +113,12 @@ class ModelDirectoryWriter:
             self._part(number).rename(self.work / file)
             weight_map |= dict.fromkeys(names, file)
         index = {"metadata": {"total_size": self._total_bytes}, "weight_map": weight_map}
-        _write_json(self.work / "model.safetensors.index.json", index)
+        write_json(self.work / "model.safetensors.index.json", index)
 
 
-def _write_config(work: Path, hf_config: Any, source_dir: str | Path | None, dtypes: set[torch.dtype]) -> None:
+def config_with_dtype(hf_config: Any, source_dir: str | Path | None, dtypes: set[torch.dtype]) -> dict[str, Any]:
     """The source's own config.json where there is one, with the dtype that the weights really have."""
+    config: dict[str, Any]
     if source_dir is None:
         config = hf_config.to_dict()
     else:
@@ -127,15 +128,16 @@ def _write_config(work: Path, hf_config: Any, source_dir: str | Path | None, dty
     config["dtype"] = name
     if "torch_dtype" in config:  # its name before transformers 5
         config["torch_dtype"] = name
-    _write_json(work / "config.json", config)
+    return config
 
 
-def _carry(source: Path, work: Path) -> None:
-    for pattern in CARRIED:
-        for file in sorted(source.glob(pattern)):
-            if file.is_file():
-                shutil.copyfile(file, work / file.name)
+def carried_files(source_dir: str | Path | None) -> list[Path]:
+    """What belongs to the model in ``source_dir`` besides weights and config.json, in a fixed order."""
+    if source_dir is None:
+        return []
+    found = {file for pattern in CARRIED for file in Path(source_dir).glob(pattern) if file.is_file()}
+    return sorted(found)
 
 
-def _write_json(path: Path, value: Any) -> None:
+def write_json(path: Path, value: Any) -> None:
     path.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")

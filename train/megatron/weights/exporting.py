@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,16 +27,31 @@ def iter_hf_weights(model: GPTModel, family: ModelFamily, hf_config: Any) -> Ite
     parameters'. A tied head is not yielded; vocabulary padding is cut off. With one rank a tensor may share a
     parameter's memory, so copy what has to outlive the next optimizer step.
     """
+    return iter_hf_tensors(model, family, hf_config, lambda weight: weight.parameter, next(model.parameters()).dtype)
+
+
+@torch.no_grad()
+def iter_hf_tensors(
+    model: GPTModel,
+    family: ModelFamily,
+    hf_config: Any,
+    value: Callable[[BoundWeight], torch.Tensor],
+    dtype: torch.dtype,
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """The same for anything that has a value of ``dtype`` for every element of a parameter, such as its moments.
+
+    ``value(weight)`` has the shape of ``weight.parameter`` on this rank, and is asked for in the table's order.
+    """
     from megatron.core import parallel_state
 
     mine = {weight.placed.megatron: weight for weight in bind(model, family, hf_config)}
     device = next(model.parameters()).device
-    owners = _owners(mine) if parallel_state.get_pipeline_model_parallel_world_size() > 1 else {}
+    owners = _owners(mine, dtype) if parallel_state.get_pipeline_model_parallel_world_size() > 1 else {}
     for placed in family.weights.place(hf_config).values():
         if placed.tied:
             continue
         weight = mine.get(placed.megatron)
-        tensors = _whole_tensors(weight) if weight else [None] * len(placed.hf)
+        tensors = _whole_tensors(replace(weight, parameter=value(weight))) if weight else [None] * len(placed.hf)
         for name, tensor in zip(placed.hf, tensors, strict=True):
             if owners:
                 tensor = _from_stage(tensor, owners[name], device)
@@ -73,12 +88,12 @@ class _Owner:
     dtype: torch.dtype
 
 
-def _owners(mine: dict[str, BoundWeight]) -> dict[str, _Owner]:
+def _owners(mine: dict[str, BoundWeight], dtype: torch.dtype) -> dict[str, _Owner]:
     from megatron.core import parallel_state
 
     group = parallel_state.get_pipeline_model_parallel_group()
     held = {
-        shard.name: _Owner(dist.get_rank(), shard.shape, weight.parameter.dtype)
+        shard.name: _Owner(dist.get_rank(), shard.shape, dtype)
         for weight in mine.values()
         for shard, _ in weight.shards(rank=0)
         if not weight.placed.tied

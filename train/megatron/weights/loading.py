@@ -41,13 +41,14 @@ def load_hf_weights(
     rank = parallel_state.get_tensor_model_parallel_rank()
     tensors = 0
     with HfCheckpoint(directory, source) as checkpoint:
-        _check_names(checkpoint, family, hf_config)
+        check_names(checkpoint, family, hf_config)
         for weight in bind(model, family, hf_config):
-            tensors += _load(weight, checkpoint, rank)
+            tensors += load_weight(weight, checkpoint, rank)
         return LoadReport(tensors, checkpoint.bytes_read)
 
 
-def _load(weight: BoundWeight, checkpoint: HfCheckpoint, rank: int) -> int:
+def load_weight(weight: BoundWeight, checkpoint: HfCheckpoint, rank: int) -> int:
+    """Fill ``weight.parameter`` with what tensor-parallel rank ``rank`` holds; the number of tensors read."""
     shards = weight.shards(rank)
     for shard, region in shards:
         part = checkpoint.read(shard)
@@ -59,7 +60,8 @@ def _load(weight: BoundWeight, checkpoint: HfCheckpoint, rank: int) -> int:
     return len(shards)
 
 
-def _check_names(checkpoint: HfCheckpoint, family: ModelFamily, hf_config: Any) -> None:
+def check_names(checkpoint: HfCheckpoint, family: ModelFamily, hf_config: Any) -> None:
+    """Raise InputError unless the files hold exactly the tensors of this model."""
     placed = family.weights.place(hf_config).values()
     tied = [weight for weight in placed if weight.tied]
     checkpoint.check_names(

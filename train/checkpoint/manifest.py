@@ -1,0 +1,124 @@
+"""``manifest.json``: everything of a checkpoint that is no tensor, and by its presence the mark of a whole one."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from samples.errors import InputError
+
+MANIFEST = "manifest.json"
+FORMAT = "accelrl-checkpoint"
+VERSION = 1
+
+
+class FileFacts(BaseModel):
+    """What a file of the checkpoint has to look like: its size in bytes and the CRC-32 of its content."""
+
+    model_config = ConfigDict(frozen=True)
+
+    bytes: int
+    crc32: int
+
+
+class TrainerState(BaseModel):
+    """What the trainer wrote: its files by name, and the optimizer steps that the moments have seen."""
+
+    model_config = ConfigDict(frozen=True)
+
+    files: dict[str, FileFacts]
+    optimizer_steps: int
+
+
+class RolloutState(BaseModel):
+    """Where the rollout side stands: its place in the prompts, and the generators that a user's functions draw from."""
+
+    model_config = ConfigDict(frozen=True)
+
+    source: dict[str, Any]
+    generators: dict[str, Any]
+
+
+class RunState(BaseModel):
+    """Both halves of one step, and the version of the weights that the engine has been given."""
+
+    model_config = ConfigDict(frozen=True)
+
+    weight_version: int
+    trainer: TrainerState
+    rollout: RolloutState
+
+
+class ModelFacts(BaseModel):
+    """Which model a run began from: its config.json, and checksums that tell its tokenizer and weights from others."""
+
+    model_config = ConfigDict(frozen=True, protected_namespaces=())
+
+    config: dict[str, Any]
+    tokenizer: int
+    weights: int
+
+
+class Manifest(BaseModel):
+    """The JSON document. ``step`` is the rollout that was trained on last, counted from 0 as in metrics.jsonl.
+
+    All randomness of a run follows from ``config.job.seed`` and the step; ``state.rollout.generators`` are for
+    functions of the user's. ``config`` is the whole configuration of the run that saved.
+    """
+
+    model_config = ConfigDict(frozen=True, protected_namespaces=())
+
+    format: Literal["accelrl-checkpoint"] = FORMAT
+    version: int = VERSION
+    step: int = Field(ge=0)
+    run_id: str
+    written: str
+    optimizer: Literal["adamw"] = "adamw"
+    learning_rate: float
+    model: ModelFacts
+    config: dict[str, Any]
+    state: RunState
+
+    @property
+    def files(self) -> dict[str, FileFacts]:
+        return self.state.trainer.files
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A checkpoint on the disk and what it says of itself."""
+
+    directory: Path
+    manifest: Manifest
+
+    @property
+    def step(self) -> int:
+        return self.manifest.step
+
+
+def read_manifest(directory: Path, source: str) -> Manifest:
+    """The manifest of the checkpoint ``directory``. Raises InputError naming ``source``, the flag that led there."""
+    path = directory / MANIFEST
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise InputError(f"{source} {directory}: no {MANIFEST} there, so it is no checkpoint of accelrl") from None
+    except (OSError, ValueError) as error:
+        raise InputError(f"{source} {directory}: {MANIFEST} cannot be read ({error}); use another") from error
+    version = document.get("version") if isinstance(document, dict) else None
+    if isinstance(version, int) and version > VERSION:
+        raise InputError(
+            f"{source} {directory}: the checkpoint has format version {version}, this accelrl reads up to {VERSION}; "
+            "use the accelrl that wrote it, or a newer one"
+        )
+    try:
+        return Manifest.model_validate(document)
+    except ValidationError as error:
+        where = ".".join(map(str, error.errors()[0]["loc"])) or "the document"
+        raise InputError(
+            f"{source} {directory}: {MANIFEST} is not a checkpoint's: {where}: {error.errors()[0]['msg']}"
+        ) from error

@@ -1,0 +1,133 @@
+"""The trainer's half of a checkpoint: fp32 weights and both moments under Hugging Face names.
+
+Moments go through the weight table like the weights: its transforms only cut and join, so they hold for anything that
+has one value an element. A checkpoint therefore knows no layout: any number of ranks, cut in any way, can load it.
+The directory is a Hugging Face model directory as well (config, tokenizer and ``model*.safetensors``, in fp32).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+
+from train.checkpoint.manifest import FileFacts, TrainerState
+from train.checkpoint.tensor_files import SHARD_BYTES, TensorFiles, write_file
+from train.megatron.optimizer_state import Kind, ParameterState
+from train.megatron.weights.binding import BoundWeight, bind, trained_parameters
+from train.megatron.weights.checkpoint import HfCheckpoint
+from train.megatron.weights.directory import carried_files, config_with_dtype
+from train.megatron.weights.exporting import iter_hf_tensors
+from train.megatron.weights.loading import check_names, load_weight
+
+if TYPE_CHECKING:
+    from megatron.core.models.gpt import GPTModel
+
+    from train.megatron.models.family import ModelFamily
+
+STEMS: dict[Kind, str] = {"param": "model", "exp_avg": "exp_avg", "exp_avg_sq": "exp_avg_sq"}
+
+
+class CheckpointWriteError(RuntimeError):
+    """A checkpoint could not be written. The state of the run is untouched."""
+
+
+def save_trainer_state(
+    model: GPTModel,
+    family: ModelFamily,
+    hf_config: Any,
+    state: ParameterState,
+    directory: Path,
+    source_dir: Path,
+    shard_bytes: int = SHARD_BYTES,
+) -> TrainerState:
+    """Write the trainer's files into ``directory``, which exists. Collective over all ranks; rank 0 writes.
+
+    What the files look like is returned on rank 0, on the others without files. Raises CheckpointWriteError there, once
+    all ranks are through, when something could not be written.
+    """
+    parameters = trained_parameters(model)
+    files: dict[str, FileFacts] = {}
+    failure: OSError | None = None
+    for kind, stem in STEMS.items():
+
+        def value(weight: BoundWeight, kind: Kind = kind) -> torch.Tensor:
+            return state.gather(parameters[weight.placed.megatron], kind)
+
+        tensors = iter_hf_tensors(model, family, hf_config, value, torch.float32)
+        writer = TensorFiles(directory, stem, shard_bytes)
+        # The other ranks are in the same collectives: after an error rank 0 goes on without writing.
+        failure = failure or _try(lambda writer=writer, tensors=tensors: _write(writer, tensors))
+        for _ in tensors:
+            pass
+        files |= writer.files
+    failure = failure or _try(lambda: files.update(_write_model_files(directory, hf_config, source_dir)))
+    steps = state.steps()
+    if failure is not None:
+        raise CheckpointWriteError(_why(failure)) from failure
+    return TrainerState(files=files, optimizer_steps=steps)
+
+
+def load_optimizer_state(
+    model: GPTModel,
+    family: ModelFamily,
+    hf_config: Any,
+    state: ParameterState,
+    directory: Path,
+    optimizer_steps: int,
+) -> None:
+    """Set fp32 weights and moments from a checkpoint. The model's own weights were loaded from it already.
+
+    Each rank reads the parameters of which it holds state, in its tensor-parallel part. Raises InputError for files
+    that are missing, cut short or of another model.
+    """
+    from megatron.core import parallel_state
+
+    rank = parallel_state.get_tensor_model_parallel_rank()
+    parameters = trained_parameters(model)
+    state.begin_loading(optimizer_steps)
+    for kind, stem in STEMS.items():
+        with HfCheckpoint(directory, "--load", stem) as checkpoint:
+            check_names(checkpoint, family, hf_config)
+            for weight in bind(model, family, hf_config):
+                parameter = parameters[weight.placed.megatron]
+                if state.is_held(parameter):
+                    whole = torch.empty(parameter.shape, dtype=torch.float32, device=parameter.device)
+                    load_weight(replace(weight, parameter=whole), checkpoint, rank)
+                    state.set(parameter, kind, whole)
+
+
+def _write(writer: TensorFiles, tensors: Iterator[tuple[str, torch.Tensor]]) -> None:
+    if dist.get_rank() != 0:
+        return
+    for name, tensor in tensors:
+        writer.add(name, tensor)
+    writer.finish()
+
+
+def _write_model_files(directory: Path, hf_config: Any, source_dir: Path) -> dict[str, FileFacts]:
+    if dist.get_rank() != 0:
+        return {}
+    config = config_with_dtype(hf_config, source_dir, {torch.float32})
+    files = {"config.json": write_file(directory / "config.json", [json.dumps(config, indent=2).encode() + b"\n"])}
+    for file in carried_files(source_dir):
+        files[file.name] = write_file(directory / file.name, [file.read_bytes()])
+    return files
+
+
+def _try(write: Callable[[], None]) -> OSError | None:
+    try:
+        write()
+    except OSError as error:
+        return error
+    return None
+
+
+def _why(error: OSError) -> str:
+    name = Path(error.filename).name if error.filename else "a file"
+    return f"{name}: {error.strerror}" if error.strerror else str(error)
