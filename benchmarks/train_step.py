@@ -10,15 +10,11 @@ norm, and a fused AdamW. Times are CPU seconds of alternating runs in one proces
 from __future__ import annotations
 
 import dataclasses
-import os
 import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-
-for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
-    os.environ.setdefault(variable, "1")
 
 import numpy as np
 import torch
@@ -45,10 +41,12 @@ class Workload:
     prompt: int
     response: int  # longest; lengths are spread evenly from half of it
     steps: int
+    answers: int | None = None  # different responses to each prompt of 16 samples; None: all random
 
 
 WORKLOADS = (
-    Workload("built-in example's shape", 64, 2, 14, samples=512, prompt=4, response=3, steps=4),
+    Workload("built-in example, at its start", 64, 2, 14, samples=512, prompt=4, response=3, steps=4),
+    Workload("built-in example, half-way", 64, 2, 14, samples=512, prompt=4, response=2, steps=4, answers=3),
     Workload("hidden 128, 4 layers", 128, 4, 512, samples=64, prompt=16, response=48, steps=1),
 )
 
@@ -67,8 +65,15 @@ def write_model(work: Workload, directory: Path) -> None:
 def make_batch(work: Workload) -> TrainBatch:
     random = np.random.default_rng(0)
     responses = random.integers(max(1, work.response // 2), work.response + 1, work.samples)
+    tokens = [random.integers(0, work.vocabulary, work.prompt + n).astype(np.int32) for n in responses]
+    if work.answers is not None:  # a policy that has learned the form of an answer gives few different ones
+        responses[:] = work.response
+        for start in range(0, work.samples, 16):
+            answers = random.integers(0, work.vocabulary, (work.answers, work.prompt + work.response)).astype(np.int32)
+            answers[:, : work.prompt] = answers[0, : work.prompt]
+            tokens[start : start + 16] = answers[random.integers(0, work.answers, 16)]
     return TrainBatch(
-        tokens=[random.integers(0, work.vocabulary, work.prompt + n).astype(np.int32) for n in responses],
+        tokens=tokens,
         response_lengths=responses.astype(np.int32),
         loss_masks=[np.ones(n, np.bool_) for n in responses],
         rewards=np.zeros(work.samples),
