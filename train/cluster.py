@@ -16,6 +16,8 @@ from accel.placement.requests import ray_node_options, ray_request, ray_worker_e
 from observability import Progress
 from samples.errors import InputError
 from train.config.run import RunConfig
+from train.loop import StepOutput
+from train.replay.role import ReplayRole
 
 if TYPE_CHECKING:
     from train.batch import TrainBatch
@@ -37,9 +39,12 @@ class RolloutActor:
     def start(self) -> None:
         self._role.start()
 
-    def rollout(self, rollout_id: int) -> tuple[TrainBatch | None, dict[str, float], bool]:
-        batch, metrics = self._role.rollout(rollout_id)
-        return batch, metrics, batch is not None
+    def rollout(self, rollout_id: int) -> tuple[TrainBatch | None, StepOutput, bool]:
+        batch, metrics, transcripts = self._role.rollout(rollout_id)
+        return batch, StepOutput(metrics, transcripts), batch is not None
+
+    def evaluate(self, rollout_id: int) -> dict[str, float]:
+        return self._role.evaluate(rollout_id)
 
     def update_weights(self, version: int, *buckets: FlatBucket) -> None:
         self._role.update_weights(version, (bucket.tensors() for bucket in buckets))
@@ -88,6 +93,7 @@ class RayRuntime:
         self._progress = progress
         self._run_dir = run_dir
         self._rollout: Any = None
+        self._replay: ReplayRole | None = None
         self._trainers: list[Any] = []
         self._group: Any = None
         self._version = -1
@@ -101,20 +107,25 @@ class RayRuntime:
         with _plain_errors():
             import ray
 
-            ray.get([self._rollout.start.remote(), *(trainer.ready.remote() for trainer in self._trainers)])
+            started = [trainer.ready.remote() for trainer in self._trainers]
+            if self._rollout is not None:
+                started.append(self._rollout.start.remote())
+            ray.get(started)
             self._hand_over()
 
-    def step(self, rollout_id: int) -> dict[str, float]:
+    def step(self, rollout_id: int) -> StepOutput:
         with _plain_errors():
             return self._step(rollout_id)
 
-    def _step(self, rollout_id: int) -> dict[str, float]:
+    def _step(self, rollout_id: int) -> StepOutput:
         import ray
 
-        batch, metrics_ref, has_batch = self._rollout.rollout.options(num_returns=3).remote(rollout_id)
-        metrics: dict[str, float] = dict(ray.get(metrics_ref))
-        if not ray.get(has_batch):
-            return metrics | {"train/optimizer_steps": 0.0}
+        batch, output = self._roll_out(rollout_id)
+        if not self._trainers:
+            return output
+        metrics = dict(output.metrics)
+        if batch is None:
+            return StepOutput(metrics | {"train/optimizer_steps": 0.0}, output.transcripts)
         started = time.perf_counter()
         # Every rank reports the global values, so one report is the run's.
         metrics |= ray.get([trainer.train.remote(batch, rollout_id) for trainer in self._trainers])[0]
@@ -122,6 +133,24 @@ class RayRuntime:
         self._hand_over()
         metrics["perf/train_time"] = trained - started
         metrics["perf/update_weights_time"] = time.perf_counter() - trained
+        return StepOutput(metrics, output.transcripts)
+
+    def _roll_out(self, rollout_id: int) -> tuple[Any, StepOutput]:
+        """A reference to the batch (None when nothing is left to train on), and what there is to say of the rollout."""
+        import ray
+
+        if self._replay is not None:
+            batch, metrics, transcripts = self._replay.rollout(rollout_id)
+            return None if batch is None else ray.put(batch), StepOutput(metrics, transcripts)
+        batch_ref, output_ref, has_batch = self._rollout.rollout.options(num_returns=3).remote(rollout_id)
+        output: StepOutput = ray.get(output_ref)
+        return batch_ref if ray.get(has_batch) else None, output
+
+    def evaluate(self, rollout_id: int) -> dict[str, float]:
+        import ray
+
+        with _plain_errors():
+            metrics: dict[str, float] = ray.get(self._rollout.evaluate.remote(rollout_id))
         return metrics
 
     def save_hf(self, directory: Path) -> None:
@@ -154,6 +183,8 @@ class RayRuntime:
                 ray.shutdown()
 
     def _hand_over(self) -> None:
+        if self._rollout is None or not self._trainers:
+            return
         import ray
 
         self._version += 1
@@ -189,7 +220,7 @@ class RayRuntime:
 
         from accel import accelerator_spec
 
-        world = self._config.actor_world_size
+        world = self._config.trainer_ranks
         rollout_devices = self._rollout_devices()
         resource = self._accelerator.ray_resource
         bundles = [{resource: 1.0} for _ in range(world)]
@@ -213,6 +244,9 @@ class RayRuntime:
             options = ray_request(self._accelerator, 1) | self._actor_options(job.trainer_threads, bundle=rank)
             actor = ray.remote(TrainerActor).options(**options)
             self._trainers.append(actor.remote(self._config, spec, rank, store))
+        if self._config.debug.replays:
+            self._replay = ReplayRole(self._config)
+            return
         options = ray_request(self._accelerator, rollout_devices)
         options |= self._actor_options(job.rollout_threads, bundle=world if rollout_devices else 0)
         self._rollout = ray.remote(RolloutActor).options(**options).remote(self._config, spec)
@@ -234,7 +268,11 @@ class RayRuntime:
         }
 
     def _rollout_devices(self) -> int:
-        """Devices reserved for the embedded engine: none of its own where roles can share a device."""
+        """Devices reserved for the embedded engine: none of its own where it can share one with a trainer."""
+        if self._config.debug.replays:
+            return 0
+        if not self._config.trainer_ranks:
+            return self._config.job.rollout_num_gpus or 1
         asked = self._config.job.rollout_num_gpus
         if asked is not None:
             return asked
@@ -250,7 +288,7 @@ class RayRuntime:
             seen = f" ({variable}={os.environ.get(variable, 'unset')})" if variable else ""
             raise AcceleratorError(
                 f"the job needs {needed} {self._accelerator.name} device(s) (--actor-num-nodes x "
-                f"--actor-num-gpus-per-node = {self._config.actor_world_size}, rollout {self._rollout_devices()}), but "
+                f"--actor-num-gpus-per-node = {self._config.trainer_ranks}, rollout {self._rollout_devices()}), but "
                 f"the Ray cluster has {there:g}{seen}. {self._accelerator.more_devices_hint()}"
             )
 

@@ -5,9 +5,13 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
+import torch
+
 from accel.contract import Accelerator
 from observability import Progress
 from train.config.run import RunConfig
+from train.loop import StepOutput
+from train.replay.role import ReplayRole
 from train.roles import RolloutRole, TrainerRole
 
 
@@ -18,31 +22,43 @@ class InlineRuntime:
         self._config = config
         self._accelerator = accelerator
         self._progress = progress
-        self._rollout: RolloutRole | None = None
+        self._rollout: RolloutRole | ReplayRole | None = None
         self._trainer: TrainerRole | None = None
         self._version = -1
 
     def start(self) -> None:
-        self._progress.phase("starting the trainer")
-        self._trainer = TrainerRole(self._config, self._accelerator, rank=0, store_path=None)
-        self._progress.phase("starting the rollout engine")
-        self._rollout = RolloutRole(self._config, self._accelerator)
-        self._rollout.start()
+        trainer_threads = self._config.job.trainer_threads
+        assert trainer_threads is not None
+        if self._config.trainer_ranks:
+            self._progress.phase("starting the trainer")
+            self._trainer = TrainerRole(self._config, self._accelerator, rank=0, store_path=None)
+        if self._config.debug.replays:
+            self._rollout = ReplayRole(self._config)
+        else:
+            self._progress.phase("starting the rollout engine")
+            self._rollout = RolloutRole(self._config, self._accelerator)
+            self._rollout.start()
+            torch.set_num_threads(trainer_threads)  # the rollout worker set its own for this process
         self._hand_over()
 
-    def step(self, rollout_id: int) -> dict[str, float]:
+    def step(self, rollout_id: int) -> StepOutput:
         assert self._rollout is not None
-        assert self._trainer is not None
-        batch, metrics = self._rollout.rollout(rollout_id)
+        batch, metrics, transcripts = self._rollout.rollout(rollout_id)
+        if self._trainer is None:
+            return StepOutput(metrics, transcripts)
         if batch is None:
-            return metrics | {"train/optimizer_steps": 0.0}
+            return StepOutput(metrics | {"train/optimizer_steps": 0.0}, transcripts)
         started = time.perf_counter()
         metrics |= self._trainer.train(batch, rollout_id)
         trained = time.perf_counter()
         self._hand_over()
         metrics["perf/train_time"] = trained - started
         metrics["perf/update_weights_time"] = time.perf_counter() - trained
-        return metrics
+        return StepOutput(metrics, transcripts)
+
+    def evaluate(self, rollout_id: int) -> dict[str, float]:
+        assert isinstance(self._rollout, RolloutRole)
+        return self._rollout.evaluate(rollout_id)
 
     def save_hf(self, directory: Path) -> None:
         assert self._trainer is not None
@@ -59,7 +75,7 @@ class InlineRuntime:
                 trainer.close()
 
     def _hand_over(self) -> None:
-        assert self._rollout is not None
-        assert self._trainer is not None
+        if self._trainer is None or not isinstance(self._rollout, RolloutRole):
+            return
         self._version += 1
         self._rollout.update_weights(self._version, self._trainer.weight_buckets())

@@ -7,12 +7,21 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 from typing import Protocol
 
 from observability import History, Progress, Tracker
+from observability.transcripts import Transcript, Transcripts
+
+
+@dataclass(frozen=True)
+class StepOutput:
+    """What a step has to say: its metrics, and a few of its responses."""
+
+    metrics: dict[str, float]
+    transcripts: list[Transcript] = field(default_factory=list)
 
 
 class Runtime(Protocol):
@@ -22,8 +31,12 @@ class Runtime(Protocol):
         """Bring up rollout worker and trainers and hand over the first weights."""
         ...
 
-    def step(self, rollout_id: int) -> dict[str, float]:
-        """One rollout, the training on it, and the hand-over of the new weights; returns its metrics."""
+    def step(self, rollout_id: int) -> StepOutput:
+        """One rollout, the training on it, and the hand-over of the new weights."""
+        ...
+
+    def evaluate(self, rollout_id: int) -> dict[str, float]:
+        """Metrics (``eval/...``) of every evaluation set under the weights that answer the next rollout."""
         ...
 
     def save_hf(self, directory: Path) -> None: ...
@@ -38,19 +51,73 @@ class StopRequest:
     requested: bool = False
 
 
-def run_loop(runtime: Runtime, *, num_rollout: int, tracker: Tracker, progress: Progress, stop: StopRequest) -> History:
+@dataclass(frozen=True)
+class EvaluationPlan:
+    """When to evaluate: before the first step, after every ``interval`` steps, and after the last one."""
+
+    before_train: bool = False
+    interval: int | None = None
+    at_end: bool = False
+
+    def follows(self, rollout_id: int, num_rollout: int) -> bool:
+        """Whether an evaluation follows step ``rollout_id``."""
+        steps = rollout_id + 1
+        return (self.interval is not None and steps % self.interval == 0) or (self.at_end and steps == num_rollout)
+
+
+NO_EVALUATION = EvaluationPlan()
+
+
+def run_loop(
+    runtime: Runtime,
+    *,
+    num_rollout: int,
+    tracker: Tracker,
+    progress: Progress,
+    stop: StopRequest,
+    evaluations: EvaluationPlan = NO_EVALUATION,
+    transcripts: Transcripts | None = None,
+) -> History:
     """Train for ``num_rollout`` steps, or until ``stop`` is requested; returns what was logged."""
     for rollout_id in range(num_rollout):
         if stop.requested:
             break
+        evaluation: dict[str, float] = {}
+        if rollout_id == 0 and evaluations.before_train:
+            evaluation |= _before_train(_evaluate(runtime, rollout_id, progress, "before training"))
         started = time.perf_counter()
-        metrics = runtime.step(rollout_id)
+        output = runtime.step(rollout_id)
         seconds = time.perf_counter() - started
+        metrics = output.metrics
         metrics["perf/step_time"] = seconds
         metrics["perf/tokens_per_second"] = metrics.get("rollout/response_tokens", 0.0) / seconds
+        if evaluations.follows(rollout_id, num_rollout) and not stop.requested:
+            before = evaluation.get("perf/eval_time", 0.0)
+            evaluation |= _evaluate(runtime, rollout_id, progress, f"after step {rollout_id + 1}")
+            evaluation["perf/eval_time"] += before
+        metrics |= evaluation
         tracker.log(rollout_id, metrics)
+        if transcripts is not None:
+            transcripts.add(rollout_id, output.transcripts)
         progress.step(rollout_id, metrics)
     return progress.history
+
+
+def _evaluate(runtime: Runtime, rollout_id: int, progress: Progress, when: str) -> dict[str, float]:
+    started = time.perf_counter()
+    metrics = runtime.evaluate(rollout_id)
+    seconds = time.perf_counter() - started
+    means = [f"{key.removeprefix('eval/')} {value:.3f}" for key, value in metrics.items() if key.count("/") == 1]
+    progress.note(f"evaluation {when}: mean reward {', '.join(means) or 'unknown'}")
+    return metrics | {"perf/eval_time": seconds}
+
+
+def _before_train(metrics: dict[str, float]) -> dict[str, float]:
+    """One record holds both evaluations of step 0, so those of the untrained weights have a beginning of their own."""
+    return {
+        f"eval_before_train/{key.removeprefix('eval/')}" if key.startswith("eval/") else key: value
+        for key, value in metrics.items()
+    }
 
 
 @contextmanager

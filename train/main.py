@@ -13,7 +13,7 @@ from train.config.run import RunConfig
 
 if TYPE_CHECKING:
     from observability import Progress
-    from train.loop import Runtime
+    from train.loop import EvaluationPlan, Runtime
     from train.prepare import PreparedRun
 
 
@@ -33,9 +33,10 @@ def run(argv: list[str]) -> int:
 
 def train(config: RunConfig) -> int:
     """Run a checked configuration to its end."""
-    from observability import JsonlTracker, Progress, summary_line
+    from observability import Progress, summary_line
     from train.loop import StopRequest, run_loop, stop_on_interrupt
     from train.prepare import prepare
+    from train.recording import Recording
 
     # Checkpoints are directories: nothing here asks a model hub.
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -48,20 +49,37 @@ def train(config: RunConfig) -> int:
         cli.write_config(config, prepared.run_dir / "config.toml", prepared.facts)
         progress.banner(prepared.facts | {"run directory": str(prepared.run_dir)})
         runtime = make_runtime(prepared, progress)
-        tracker = JsonlTracker(prepared.run_dir / "metrics.jsonl")
         try:
-            runtime.start()
-            history = run_loop(
-                runtime, num_rollout=config.job.num_rollout, tracker=tracker, progress=progress, stop=stop
-            )
-            if config.output.save_hf is not None:
-                progress.phase(f"writing the model to {config.output.save_hf}")
-                runtime.save_hf(Path(config.output.save_hf).absolute())
+            with Recording(prepared, progress, stop) as recording:
+                runtime.start()
+                history = run_loop(
+                    runtime,
+                    num_rollout=prepared.num_rollout,
+                    tracker=recording.tracker,
+                    progress=progress,
+                    stop=stop,
+                    evaluations=evaluation_plan(config),
+                    transcripts=recording.transcripts,
+                )
+                if config.output.save_hf is not None:
+                    progress.phase(f"writing the model to {config.output.save_hf}")
+                    runtime.save_hf(Path(config.output.save_hf).absolute())
         finally:
             runtime.close()
-            tracker.close()
     print(summary_line(history, prepared.run_dir, interrupted=stop.requested), flush=True)
     return 130 if stop.requested else 0
+
+
+def evaluation_plan(config: RunConfig) -> EvaluationPlan:
+    """When ``--eval-prompt-data`` is evaluated."""
+    from train.loop import NO_EVALUATION, EvaluationPlan
+
+    evaluation = config.evaluation
+    if not evaluation.eval_prompt_data or config.debug.replays:
+        return NO_EVALUATION
+    if config.debug.debug_rollout_only:  # the weights stay as they are
+        return EvaluationPlan(before_train=True)
+    return EvaluationPlan(not evaluation.skip_eval_before_train, evaluation.eval_interval, at_end=True)
 
 
 def make_runtime(prepared: PreparedRun, progress: Progress) -> Runtime:

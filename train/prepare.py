@@ -15,6 +15,7 @@ from typing import Any
 from accel.contract import Accelerator
 from samples.errors import InputError
 from samples.sample import Group
+from samples.slices import parse_file_spec
 from train.config.run import RunConfig
 from train.config.sections import Section
 
@@ -26,6 +27,7 @@ class PreparedRun:
     config: RunConfig
     accelerator: Accelerator
     run_dir: Path
+    num_rollout: int  # rollouts to make: --num-rollout, or fewer where a recording is shorter
     facts: dict[str, Any]
 
 
@@ -40,9 +42,15 @@ def prepare(config: RunConfig) -> PreparedRun:
     run_dir = make_run_dir(config)
     if is_example(config):
         config = with_example(config, run_dir)
-    config = resolve_threads(config, accelerator)
-    preflight(config)
-    return PreparedRun(config, accelerator, run_dir, run_facts(config, accelerator))
+    config = resolve_threads(with_absolute_paths(config), accelerator)
+    facts = run_facts(config, accelerator)
+    num_rollout = config.job.num_rollout
+    if config.debug.replays:
+        num_rollout, replay_facts = preflight_replay(config)
+        facts |= replay_facts
+    else:
+        preflight(config)
+    return PreparedRun(config, accelerator, run_dir, num_rollout, facts)
 
 
 def is_example(config: RunConfig) -> bool:
@@ -57,7 +65,39 @@ def with_example(config: RunConfig, run_dir: Path) -> RunConfig:
     files = write_example(run_dir / "example", config.job.seed)
     model = _updated(config.model, hf_checkpoint=str(files.hf_checkpoint))
     data = _updated(config.data, prompt_data=(str(files.prompt_data),))
-    return config.model_copy(update={"model": model, "data": data})
+    evaluation = config.evaluation
+    if evaluation.eval_interval is not None and not evaluation.eval_prompt_data:
+        evaluation = _updated(evaluation, eval_prompt_data=("held_out", str(files.eval_prompt_data)))
+    return config.model_copy(update={"model": model, "data": data, "evaluation": evaluation})
+
+
+def with_absolute_paths(config: RunConfig) -> RunConfig:
+    """The same files and directories, whatever directory a worker process starts in."""
+
+    def absolute(path: str | None) -> str | None:
+        return None if path is None else str(Path(path).expanduser().absolute())
+
+    def absolute_spec(spec: str, flag: str) -> str:
+        path, rows = parse_file_spec(spec, flag)
+        return f"{absolute(path)}{rows}"
+
+    sets = [(name, absolute_spec(spec, "--eval-prompt-data")) for name, spec in config.evaluation.datasets]
+    debug, model = config.debug, config.model
+    return config.model_copy(
+        update={
+            "model": _updated(model, hf_checkpoint=absolute(model.hf_checkpoint), ref_load=absolute(model.ref_load)),
+            "data": _updated(
+                config.data, prompt_data=tuple(absolute_spec(spec, "--prompt-data") for spec in config.data.prompt_data)
+            ),
+            "evaluation": _updated(config.evaluation, eval_prompt_data=tuple(word for pair in sets for word in pair)),
+            "reward": _updated(config.reward, user_code_dir=absolute(config.reward.user_code_dir)),
+            "debug": _updated(
+                debug,
+                save_debug_rollout_data=absolute(debug.save_debug_rollout_data),
+                load_debug_rollout_data=absolute(debug.load_debug_rollout_data),
+            ),
+        }
+    )
 
 
 def make_run_dir(config: RunConfig) -> Path:
@@ -104,7 +144,9 @@ def check_devices(config: RunConfig, accelerator: Accelerator) -> None:
     rollout = config.job.rollout_num_gpus
     if rollout is None:
         rollout = 1 if accelerator.capabilities.exclusive_devices and config.job.launcher == "ray" else 0
-    needed = config.actor_world_size + rollout
+    if config.debug.replays:
+        rollout = 0
+    needed = config.trainer_ranks + rollout
     there = accelerator.device_count()
     if needed > there:
         from accel.errors import AcceleratorError
@@ -112,11 +154,23 @@ def check_devices(config: RunConfig, accelerator: Accelerator) -> None:
         variable = accelerator.visible_devices_env
         seen = f" ({variable}={os.environ.get(variable, 'unset')})" if variable else ""
         raise AcceleratorError(
-            f"the job needs {needed} {accelerator.name} device(s): {config.actor_world_size} to train "
+            f"the job needs {needed} {accelerator.name} device(s): {config.trainer_ranks} to train "
             f"(--actor-num-nodes x --actor-num-gpus-per-node) and {rollout} for rollout (--rollout-num-gpus), but "
             f"{there} are there{seen}. "
             f"{accelerator.more_devices_hint()}"
         )
+
+
+def check_model(config: RunConfig) -> None:
+    """Refuse a model that the trainer has no family for, and a layout that does not divide it."""
+    from train.megatron.layout import check_layout
+    from train.megatron.model import load_hf_config
+    from train.megatron.models import family_of
+
+    assert config.model.hf_checkpoint is not None
+    hf_config = load_hf_config(config.model.hf_checkpoint, config.model.trust_remote_code)
+    family_of(hf_config)
+    check_layout(hf_config, config.parallel)
 
 
 def preflight(config: RunConfig) -> Group:
@@ -126,26 +180,45 @@ def preflight(config: RunConfig) -> Group:
     from rollout.engines.factory import choose_engine
     from rollout.limits import context_limits
     from rollout.rewards import build_reward
-    from rollout.worker import load_filter
+    from rollout.worker import load_filter, open_evaluation_sets
     from samples import DataSource
     from samples.tokenizer import load_tokenizer
+    from train.recording import check_trackers
+    from train.replay.recorder import check_recording_directory
     from train.roles import rollout_settings
 
     choose_engine(config.rollout)
+    check_trackers(config.tracking)
+    if config.debug.save_debug_rollout_data is not None:
+        check_recording_directory(Path(config.debug.save_debug_rollout_data))
+    if config.trainer_ranks:
+        check_model(config)
     settings = rollout_settings(config)
     limits = context_limits(settings.model_dir, config.rollout, config.data)
     load_filter(settings)
     args = UserArgs(config.rollout, config.reward)
     load_sample_hooks(args)
     build_reward(config.reward, args)
+    tokenizer = load_tokenizer(settings.model_dir, trust_remote_code=settings.trust_remote_code)
+    open_evaluation_sets(settings, tokenizer)
     source = DataSource(
         config.data,
-        load_tokenizer(settings.model_dir, trust_remote_code=settings.trust_remote_code),
+        tokenizer,
         seed=config.job.seed,
         n_samples_per_prompt=config.rollout.n_samples_per_prompt,
         max_prompt_len=limits.max_prompt_len,
     )
     return source.next_groups(1)[0]
+
+
+def preflight_replay(config: RunConfig) -> tuple[int, dict[str, Any]]:
+    """The same where rollouts are read from a recording: how many there are, and facts about them."""
+    from train.recording import check_trackers
+    from train.replay.role import check_recording
+
+    check_trackers(config.tracking)
+    check_model(config)
+    return check_recording(config)
 
 
 def run_facts(config: RunConfig, accelerator: Accelerator) -> dict[str, Any]:
@@ -156,14 +229,16 @@ def run_facts(config: RunConfig, accelerator: Accelerator) -> dict[str, Any]:
 
     from rollout.engines.factory import choose_engine
 
-    engine, why = choose_engine(config.rollout)
+    engine: tuple[str, str] = choose_engine(config.rollout)
+    if config.debug.replays:
+        engine = "none", "rollouts are replayed"
     return {
         "accelerator": accelerator.name,
         "emulated": config.job.emulate,
         "devices": accelerator.device_count(),
-        "trainer_ranks": config.actor_world_size,
-        "engine": engine,
-        "engine_reason": why,
+        "trainer_ranks": config.trainer_ranks,
+        "engine": engine[0],
+        "engine_reason": engine[1],
         "torch": torch.__version__,
         "python": platform.python_version(),
         "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),

@@ -9,9 +9,11 @@ from pathlib import Path
 import torch
 
 from accel.contract import Accelerator
+from observability.transcripts import Transcript, pick_transcripts
 from rollout.worker import RolloutSettings, RolloutWorker
 from train.batch import TrainBatch, batch_from_groups
 from train.config.run import RunConfig
+from train.replay.recorder import RolloutRecorder
 from train.weight_sync.buckets import group_into_buckets
 
 
@@ -22,6 +24,7 @@ def rollout_settings(config: RunConfig) -> RolloutSettings:
     return RolloutSettings(
         rollout=config.rollout,
         reward=config.reward,
+        evaluation=config.evaluation,
         data=config.data,
         model_dir=Path(config.model.hf_checkpoint),
         seed=config.job.seed,
@@ -46,17 +49,26 @@ class RolloutRole:
 
     def __init__(self, config: RunConfig, accelerator: Accelerator) -> None:
         self._config = config
-        self._worker = RolloutWorker(rollout_settings(config), accelerator)
+        without_trainer = config.debug.debug_rollout_only
+        self._worker = RolloutWorker(rollout_settings(config), accelerator, load_weights=without_trainer)
+        directory = config.debug.save_debug_rollout_data
+        self._recorder = None if directory is None else RolloutRecorder(Path(directory), config)
 
     def start(self) -> None:
         self._worker.start()
         spare_from_collection()
 
-    def rollout(self, rollout_id: int) -> tuple[TrainBatch | None, dict[str, float]]:
-        """The batch of one rollout and its metrics; no batch when filtering left nothing to train on."""
+    def rollout(self, rollout_id: int) -> tuple[TrainBatch | None, dict[str, float], list[Transcript]]:
+        """The batch of one rollout, its metrics and a few transcripts; no batch when nothing is left to train on."""
         output = self._worker.collect(rollout_id)
+        if self._recorder is not None:
+            self._recorder.record(output)
         batch = batch_from_groups(output.groups, self._config) if output.groups else None
-        return batch, output.metrics
+        count = self._config.tracking.transcripts_per_step
+        return batch, output.metrics, pick_transcripts(output.sampled, count, self._config.reward.reward_key)
+
+    def evaluate(self, rollout_id: int) -> dict[str, float]:
+        return self._worker.evaluate(rollout_id)
 
     def update_weights(self, version: int, buckets: Iterable[Mapping[str, torch.Tensor]]) -> None:
         self._worker.update_weights(version, buckets)

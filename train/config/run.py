@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from rollout.config import RewardConfig, RolloutConfig
+from rollout.config import EvalConfig, RewardConfig, RolloutConfig
 from samples.config import DataConfig
 from train.config.sections import (
     AlgorithmConfig,
     BatchConfig,
+    DebugConfig,
     JobConfig,
     ModelConfig,
     OptimizerSection,
@@ -14,6 +15,7 @@ from train.config.sections import (
     ParallelConfig,
     Section,
 )
+from train.config.tracking import TrackingConfig
 
 
 class RunConfig(Section):
@@ -24,11 +26,14 @@ class RunConfig(Section):
     data: DataConfig = DataConfig()
     rollout: RolloutConfig = RolloutConfig()
     reward: RewardConfig = RewardConfig()
+    evaluation: EvalConfig = EvalConfig()
     algorithm: AlgorithmConfig = AlgorithmConfig()
     optimizer: OptimizerSection = OptimizerSection()
     batch: BatchConfig = BatchConfig()
     parallel: ParallelConfig = ParallelConfig()
     output: OutputConfig = OutputConfig()
+    tracking: TrackingConfig = TrackingConfig()
+    debug: DebugConfig = DebugConfig()
 
     @property
     def model_replica_size(self) -> int:
@@ -40,6 +45,11 @@ class RunConfig(Section):
     def actor_world_size(self) -> int:
         """Ranks that train: nodes x devices per node."""
         return self.job.actor_num_nodes * (self.job.actor_num_gpus_per_node or self.model_replica_size)
+
+    @property
+    def trainer_ranks(self) -> int:
+        """Ranks that this run starts: all that train, or none with ``--debug-rollout-only``."""
+        return 0 if self.debug.debug_rollout_only else self.actor_world_size
 
     @property
     def data_parallel_size(self) -> int:

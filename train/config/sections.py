@@ -149,3 +149,23 @@ class OutputConfig(Section):
     progress: Literal["auto", "live", "plain", "off"] = Field(
         "auto", description="how progress is shown (auto: live in a terminal)"
     )
+
+
+class DebugConfig(Section):
+    """Recording and replay"""
+
+    save_debug_rollout_data: str | None = Field(
+        None, description="write what each rollout hands to training there, a file a rollout (not while replaying)"
+    )
+    load_debug_rollout_data: str | None = Field(
+        None, description="train on the rollouts recorded there instead of generating any"
+    )
+    debug_rollout_only: bool = Field(False, description="generate and score without training: weights stay as they are")
+    debug_train_only: bool = Field(
+        False, description="train without generating; implied by --load-debug-rollout-data, which it needs"
+    )
+
+    @property
+    def replays(self) -> bool:
+        """Whether rollouts come from a recording."""
+        return self.load_debug_rollout_data is not None

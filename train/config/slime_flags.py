@@ -83,9 +83,8 @@ _LATER = {  # what this version does not do yet: its options
     "corrections for off-policy samples": """
         use-tis tis-clip tis-clip-low custom-tis-function-path use-opsm opsm-delta eps-clip-c
     """,
-    "recorded and replayed rollouts": """
-        save-debug-rollout-data load-debug-rollout-data load-debug-rollout-data-subsample debug-rollout-only
-        debug-train-only save-debug-train-data dump-details check-weight-update-equal
+    "records of what training computes, or of parts of a rollout": """
+        load-debug-rollout-data-subsample save-debug-train-data dump-details check-weight-update-equal
     """,
     "restarts of engines that fail": """
         use-fault-tolerance rollout-health-check-interval rollout-health-check-timeout rollout-health-check-first-wait

@@ -14,7 +14,10 @@ _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")  # it becomes part of metric keys
 
 def evaluation_problems(config: RunConfig) -> Iterator[str]:
     evaluation = config.evaluation
-    yield from _set_problems(evaluation.eval_prompt_data)
+    replays = config.debug.replays  # without an engine there is no evaluation, and its files may be gone
+    yield from _set_problems(evaluation.eval_prompt_data, look_at_files=not replays)
+    if replays:
+        return
     example = config.model.hf_checkpoint is None and not config.data.prompt_data  # it brings its own
     if not evaluation.eval_prompt_data and not example:
         for option, given in (
@@ -33,7 +36,7 @@ def evaluation_problems(config: RunConfig) -> Iterator[str]:
     yield from _length_problems(config)
 
 
-def _set_problems(given: tuple[str, ...]) -> Iterator[str]:
+def _set_problems(given: tuple[str, ...], *, look_at_files: bool) -> Iterator[str]:
     if len(given) % 2:
         yield (
             f"--eval-prompt-data {' '.join(given)}: expected pairs of NAME FILE, got {len(given)} words; for example "
@@ -47,7 +50,8 @@ def _set_problems(given: tuple[str, ...]) -> Iterator[str]:
                 f"--eval-prompt-data {name} {file}: the name becomes part of metric keys; use up to 64 letters, digits "
                 "and _ . -"
             )
-        yield from prompt_file_problems("--eval-prompt-data", file)
+        if look_at_files:
+            yield from prompt_file_problems("--eval-prompt-data", file)
     for name, count in Counter(names).items():
         if count > 1:
             yield f"--eval-prompt-data: {count} sets are named {name}; give each a name of its own"

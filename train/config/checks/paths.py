@@ -16,13 +16,14 @@ _HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w.-]+")  # organisation/model
 
 def model_and_prompt_problems(config: RunConfig) -> Iterator[str]:
     checkpoint, prompts = config.model.hf_checkpoint, config.data.prompt_data
-    if checkpoint is not None and not prompts:
+    replays = config.debug.replays  # then nothing is asked of the model, and the prompts may be gone
+    if checkpoint is not None and not prompts and not replays:
         yield f"--hf-checkpoint {checkpoint} needs prompts: give --prompt-data FILE.jsonl"
     if prompts and checkpoint is None:
         yield f"--prompt-data {prompts[0]} needs a model: give --hf-checkpoint DIR"
     if checkpoint is not None:
         yield from checkpoint_problems("--hf-checkpoint", checkpoint)
-    for spec in prompts:
+    for spec in () if replays else prompts:
         yield from prompt_file_problems("--prompt-data", spec)
     code = config.reward.user_code_dir
     if code is not None and not Path(code).expanduser().is_dir():
