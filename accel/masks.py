@@ -37,7 +37,7 @@ class VisibleDevices:
 
     def local_index(self, device: str) -> int:
         """Local index of a physical id; of a local one where it is not also a physical one."""
-        number = int(device) if device.isdigit() else None
+        number = int(device) if device.isdecimal() else None
         if self.ids is None:
             if number is None:
                 raise AcceleratorError(
@@ -95,7 +95,7 @@ def _expand(token: str, variable: str | None, value: str) -> list[str]:
         first, last = int(span[1]), int(span[2])
         if first <= last:
             return [str(number) for number in range(first, last + 1)]
-    elif token.isdigit():
+    elif token.isdecimal():
         return [str(int(token))]
     elif UUID_LIKE.fullmatch(token):
         return [token]

@@ -36,7 +36,7 @@ def resolve_visible_device_id(physical: int | float | str, accelerator: Accelera
 def physical_device_id(local: int, accelerator: Accelerator | str | None = None) -> str:
     """The inverse: the physical id (or UUID) at a local index."""
     number = _device_id(local)
-    if not number.isdigit():
+    if not number.isdecimal():
         raise AcceleratorError(f"{local!r} is no local device index: give a whole number, 0 or more")
     return visible_devices(accelerator).physical_id(int(number))
 

@@ -49,7 +49,7 @@ class CpuAccelerator(Accelerator):
         value = os.environ.get(DEVICES_ENV, "").strip()
         if not value:
             return usable_cores()
-        if not value.isdigit() or int(value) < 1:
+        if not value.isdecimal() or int(value) < 1:
             raise AcceleratorError(f"{DEVICES_ENV}={value!r}: give the number of devices to present, 1 or more")
         return int(value)
 
@@ -151,4 +151,4 @@ def _meminfo() -> dict[str, int] | None:
 def _read_int(path: Path) -> int | None:
     """The number in a control file; None when the file is absent or says "max"."""
     text = path.read_text().strip() if path.exists() else ""
-    return int(text) if text.isdigit() else None
+    return int(text) if text.isdecimal() else None

@@ -48,6 +48,7 @@ class CudaAccelerator(TorchAccelerator):
     socket_ifname_env = "NCCL_SOCKET_IFNAME"
     allocator_env = "PYTORCH_CUDA_ALLOC_CONF"
     profiler_activity = "CUDA"
+    monitor_package: ClassVar[str | None] = "nvidia-ml-py"
     env_prefixes: ClassVar[tuple[str, ...]] = ("CUDA_", "NCCL_", "NVIDIA_", "PYTORCH_CUDA_")
     per_node_env = ("NCCL_SOCKET_IFNAME", "NCCL_IB_HCA", "GLOO_SOCKET_IFNAME")
 
@@ -65,6 +66,11 @@ class CudaAccelerator(TorchAccelerator):
                 f"torch is built with {self.runtime_version()} but sees no device{seen}: check the driver and the mask"
             )
         return None
+
+    def device_uuid(self, index: int) -> str | None:
+        """As the visible-devices list and nvidia-smi spell it."""
+        uuid = super().device_uuid(index)
+        return None if uuid is None else f"GPU-{uuid.removeprefix('GPU-')}"
 
     def attach_oom_observer(self, observer: Callable[[int, int, int, int], None]) -> None:
         torch._C._cuda_attach_out_of_memory_observer(observer)  # type: ignore[attr-defined] # in CUDA builds only
@@ -101,6 +107,7 @@ class RocmAccelerator(CudaAccelerator):
     same_masks = ("CUDA_VISIBLE_DEVICES",)
     lower_masks = ("ROCR_VISIBLE_DEVICES",)
     allocator_env = "PYTORCH_HIP_ALLOC_CONF"
+    monitor_package = "amdsmi"
     env_prefixes = ("CUDA_", "HIP_", "ROCR_", "HSA_", "NCCL_", "RCCL_", "PYTORCH_HIP_", "PYTORCH_CUDA_")
 
     def runtime_version(self) -> str | None:

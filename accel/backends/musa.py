@@ -38,6 +38,7 @@ class MusaAccelerator(TorchAccelerator):
     socket_ifname_env = "MCCL_SOCKET_IFNAME"
     allocator_env = "PYTORCH_MUSA_ALLOC_CONF"
     profiler_activity = "PrivateUse1"
+    monitor_package = "mthreads-ml-py"
     env_prefixes = ("MUSA_", "MCCL_", "MTHREADS_", "PYTORCH_MUSA_")
     per_node_env = ("MCCL_SOCKET_IFNAME", "MCCL_IB_HCA", "GLOO_SOCKET_IFNAME")
 

@@ -37,7 +37,8 @@ class TorchAccelerator(Accelerator):
         return self.module.device_count()
 
     def set_device(self, index: int) -> None:
-        self.module.set_device(self.device(self.check_index(index)))
+        self.check_index(index)
+        self.module.set_device(self.device(index))
 
     def current_device(self) -> int:
         return self.module.current_device()

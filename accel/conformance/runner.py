@@ -63,7 +63,7 @@ def run_conformance(
     try:
         import pytest
     except ImportError as error:
-        raise AcceleratorError("the conformance suite runs on pytest: pip install pytest") from error
+        raise AcceleratorError("the conformance suite runs on pytest: pip install 'accelrl[conformance]'") from error
     if world_size < 1:
         raise AcceleratorError(f"--world-size {world_size}: give the number of ranks, 1 or more")
     from accel.conformance.plugin import ConformancePlugin

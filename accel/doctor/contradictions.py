@@ -108,9 +108,9 @@ def _threads(environ: Mapping[str, str]) -> list[Contradiction]:
     threads = environ.get("OMP_NUM_THREADS", "").strip()
     devices = environ.get(DEVICES_ENV, "").strip()
     found = []
-    if devices and not (devices.isdigit() and int(devices) > 0):
+    if devices and not (devices.isdecimal() and int(devices) > 0):
         found.append(Contradiction(f"{DEVICES_ENV}={devices} is no number of devices", "give 1 or more, or unset it"))
-    if threads.isdigit() and int(threads) > usable_cores():
+    if threads.isdecimal() and int(threads) > usable_cores():
         problem = (
             f"OMP_NUM_THREADS={threads} with {usable_cores()} usable cores (torch: {torch.get_num_threads()} threads)"
         )

@@ -108,13 +108,13 @@ def diagnose(
         selected=selected,
         why=why,
         backends=[_backend_facts(probe, environ) for probe in probes],
-        versions=installed_versions(),
+        versions=installed_versions([p.accelerator for p in probes if p.accelerator]),
         environment=_environment([p.accelerator for p in probes if p.accelerator], environ),
         contradictions=find_contradictions(probes, selected or name, loaded, environ),
     )
 
 
-def installed_versions() -> dict[str, str | None]:
+def installed_versions(accelerators: list[Accelerator]) -> dict[str, str | None]:
     """Versions by name; None where a package is not installed. Nothing is imported for it."""
     versions: dict[str, str | None] = {
         "python": platform.python_version(),
@@ -124,7 +124,7 @@ def installed_versions() -> dict[str, str | None]:
     }
     for label, distributions in PACKAGES.items():
         versions[label] = next(filter(None, map(_version, distributions)), None)
-    return versions
+    return versions | {a.monitor_package: _version(a.monitor_package) for a in accelerators if a.monitor_package}
 
 
 def _backend_facts(probe: Probe, environ: Mapping[str, str]) -> BackendFacts:

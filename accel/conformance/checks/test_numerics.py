@@ -51,7 +51,7 @@ class _Block(nn.Module):
         super().__init__()
         self.embed = nn.Embedding(64, 32)
         self.norm = nn.RMSNorm(32)
-        self.qkv = nn.Linear(32, 96)
+        self.qkv = nn.Linear(32, 96, bias=False)  # a key bias has no gradient, which Adam would blow up
         self.up, self.gate, self.down = nn.Linear(32, 64), nn.Linear(32, 64), nn.Linear(64, 32)
         self.head = nn.Linear(32, 64)
 
