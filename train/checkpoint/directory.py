@@ -7,6 +7,7 @@ checkpoint, and the newest one is found by looking: there is no file beside them
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import shutil
@@ -43,18 +44,15 @@ class CheckpointDirectory:
         return work
 
     def complete(self, work: Path, manifest: Manifest) -> Path:
-        """Check what was written, write the manifest, and give the checkpoint its name. Raises OSError.
-
-        A checkpoint of the same step that is there already is replaced.
-        """
+        """Check what was written, write the manifest, and give the checkpoint its name. Raises OSError."""
         for name, facts in manifest.files.items():
             _check_written(work / name, facts.bytes)
         document = manifest.model_dump_json(indent=2) + "\n"
         write_file(work / MANIFEST, [document.encode()])
         sync_directory(work)
         target = self.checkpoint(manifest.step)
-        if target.exists():
-            self._retire(target)
+        if target.exists():  # replacing it would leave a moment without either
+            raise FileExistsError(errno.EEXIST, "a checkpoint of this step is there already", str(target))
         os.rename(work, target)
         sync_directory(self.path)
         return target

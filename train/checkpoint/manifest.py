@@ -12,7 +12,6 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from samples.errors import InputError
 
 MANIFEST = "manifest.json"
-FORMAT = "accelrl-checkpoint"
 VERSION = 1
 
 
@@ -72,7 +71,7 @@ class Manifest(BaseModel):
 
     model_config = ConfigDict(frozen=True, protected_namespaces=())
 
-    format: Literal["accelrl-checkpoint"] = FORMAT
+    format: Literal["accelrl-checkpoint"] = "accelrl-checkpoint"
     version: int = VERSION
     step: int = Field(ge=0)
     run_id: str

@@ -121,6 +121,6 @@ def _serialized(tensors: Mapping[str, torch.Tensor]) -> Iterator[memoryview | by
     text += b" " * (-len(text) % 8)  # the data begins at a multiple of 8
     yield len(text).to_bytes(8, "little") + text
     for tensor in tensors.values():
-        data = memoryview(tensor.reshape(-1).view(torch.uint8).numpy())
+        data = tensor.reshape(-1).view(torch.uint8).numpy().data
         for start in range(0, len(data), _CHUNK):
             yield data[start : start + _CHUNK]

@@ -10,12 +10,14 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 
+from train.checkpoint.errors import CheckpointWriteError
 from train.checkpoint.manifest import FileFacts, TrainerState
 from train.checkpoint.tensor_files import SHARD_BYTES, TensorFiles, write_file
 from train.megatron.optimizer_state import Kind, ParameterState
@@ -31,10 +33,6 @@ if TYPE_CHECKING:
     from train.megatron.models.family import ModelFamily
 
 STEMS: dict[Kind, str] = {"param": "model", "exp_avg": "exp_avg", "exp_avg_sq": "exp_avg_sq"}
-
-
-class CheckpointWriteError(RuntimeError):
-    """A checkpoint could not be written. The state of the run is untouched."""
 
 
 def save_trainer_state(
@@ -62,7 +60,7 @@ def save_trainer_state(
         tensors = iter_hf_tensors(model, family, hf_config, value, torch.float32)
         writer = TensorFiles(directory, stem, shard_bytes)
         # The other ranks are in the same collectives: after an error rank 0 goes on without writing.
-        failure = failure or _try(lambda writer=writer, tensors=tensors: _write(writer, tensors))
+        failure = failure or _try(partial(_write, writer, tensors))
         for _ in tensors:
             pass
         files |= writer.files

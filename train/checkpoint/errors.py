@@ -1,0 +1,5 @@
+"""The error of a checkpoint that could not be written; raised in workers, understood by the driver."""
+
+
+class CheckpointWriteError(RuntimeError):
+    """A checkpoint could not be written. The state of the run is untouched."""

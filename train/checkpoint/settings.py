@@ -1,0 +1,74 @@
+"""What a run that is resumed has set otherwise than the run that saved: refused, named, or of no account."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from samples.errors import InputError
+from train.checkpoint.manifest import Checkpoint
+from train.config.run import RunConfig
+
+# Sections whose settings decide what is learned. Prompts and model are compared by content, not by their paths.
+_SECTIONS = ("job", "model", "data", "rollout", "reward", "algorithm", "optimizer", "batch", "parallel")
+_OF_NO_ACCOUNT = {
+    "accelerator", "emulate", "launcher", "ray_address", "rollout_num_gpus", "rollout_num_gpus_per_engine",
+    "num_rollout", "hf_checkpoint", "prompt_data", "user_code_dir",
+}  # fmt: skip
+
+
+def check_settings(checkpoint: Checkpoint, config: RunConfig) -> list[str]:
+    """Lines that name what has changed since the checkpoint; raises InputError for what cannot change in a run.
+
+    Prompts, their order and the model are looked at where they are opened.
+    """
+    saved = checkpoint.manifest.config
+    seed = saved["job"]["seed"]
+    if seed != config.job.seed:
+        raise InputError(
+            f"--seed {config.job.seed}: {checkpoint.directory} is of a run with --seed {seed}, from which everything "
+            f"random in it follows; resume with --seed {seed}"
+        )
+    if checkpoint.step + 1 >= config.job.num_rollout:
+        raise InputError(
+            f"--load {checkpoint.directory}: nothing is left to do: it was saved after step {checkpoint.step + 1}, and "
+            f"--num-rollout is {config.job.num_rollout}; give a larger --num-rollout to train on"
+        )
+    changed = changed_settings(saved, config.model_dump(mode="json"))
+    notes = [f"other settings than in the checkpoint: {', '.join(changed)}"] if changed else []
+    return notes + _schedule_notes(saved, config)
+
+
+def changed_settings(saved: dict[str, Any], ours: dict[str, Any]) -> list[str]:
+    """``--lr 0.0005 (was 0.001)`` for every setting that differs and decides what is learned."""
+    changed = []
+    for section in _SECTIONS:
+        before = saved.get(section, {})
+        for name, value in ours[section].items():
+            if name in before and name not in _OF_NO_ACCOUNT and before[name] != value:
+                changed.append(f"--{name.replace('_', '-')} {_shown(value)} (was {_shown(before[name])})")
+    return changed
+
+
+def _schedule_notes(saved: dict[str, Any], config: RunConfig) -> list[str]:
+    """A decay that follows --num-rollout changes with it, for the steps that are left."""
+    optimizer, before = config.optimizer, saved["job"]["num_rollout"]
+    follows = optimizer.lr_decay_style != "constant" and optimizer.lr_decay_iters is None
+    if not follows or before == config.job.num_rollout:
+        return []
+    note = (
+        f"--num-rollout {config.job.num_rollout} (was {before}) stretches the {optimizer.lr_decay_style} decay of the "
+        f"learning rate; --lr-decay-iters {before} keeps it as it was"
+    )
+    return [note]
+
+
+def _shown(value: object) -> str:
+    match value:
+        case None:
+            return "none"
+        case bool():
+            return "on" if value else "off"
+        case list():
+            return " ".join(map(str, value)) or "none"
+        case _:
+            return str(value)
