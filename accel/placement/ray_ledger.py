@@ -178,6 +178,13 @@ class RayDeviceLeases:
             raise
 
 
+def bundle_node(group: Any, bundle: int) -> str:
+    """The node that a ready placement group chose for one of its bundles."""
+    from ray.util import placement_group_table
+
+    return placement_group_table(group)["bundles_to_node_id"][bundle]
+
+
 def node_devices(accelerator: Accelerator, node_id: str) -> tuple[str, ...]:
     """Physical ids that a node offers: its visible list, or 0 to the count of the resource it was started with."""
     import ray
