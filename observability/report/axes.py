@@ -33,8 +33,8 @@ def limits(numbers: Sequence[float], *, from_zero: bool = False, log: bool = Fal
         return 0.0, (high or 1.0) * 1.04, False
     if log and low > 0 and high / low > 100:
         return low / 1.15, high * 1.15, True
-    if high == low:
-        pad = abs(high) * 0.1 or 1.0
+    if high - low <= max(abs(low), abs(high)) * 1e-9 or high - low < 1e-290:  # as good as one value
+        pad = max(abs(high) * 0.1, 1e-280) if high else 1.0
         return low - pad, high + pad, False
     pad = (high - low) * 0.06
     return (0.0 if 0 <= low < high * 0.35 else low - pad), high + pad, False

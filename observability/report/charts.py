@@ -76,7 +76,7 @@ def smooth(values: Sequence[float]) -> list[float]:
 
 def svg(chart: Chart) -> str:
     """The chart as an ``<svg>`` element."""
-    lines = [merge(line) for line in chart.lines]
+    lines = [_drawable(merge(line)) for line in chart.lines]
     if chart.stacked:
         lines = stack(lines)
     numbers = [v for line in lines for v in _extent(line) if math.isfinite(v)]
@@ -97,6 +97,17 @@ def svg(chart: Chart) -> str:
     parts.append(_hover(chart, x))
     label = escape(f"{chart.title} over the steps {min(steps):g} to {max(steps):g}")
     return f'<svg viewBox="0 0 {WIDTH:g} {HEIGHT:g}" role="img" aria-label="{label}">{"".join(parts)}</svg>'
+
+
+def _drawable(line: Line) -> Line:
+    """Values beyond 1e300 at 1e300: the arithmetic of axes would overflow."""
+
+    def bounded(values: Sequence[float]) -> list[float]:
+        return [min(max(value, -1e300), 1e300) if math.isfinite(value) else value for value in values]
+
+    low = None if line.low is None else bounded(line.low)
+    high = None if line.high is None else bounded(line.high)
+    return Line(line.label, line.steps, bounded(line.values), low, high)
 
 
 def stack(lines: Sequence[Line]) -> list[Line]:

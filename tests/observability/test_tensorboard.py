@@ -4,7 +4,7 @@ import os
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from observability.tensorboard import TensorBoardTracker
@@ -79,6 +79,7 @@ def test_a_full_disk_is_an_error_that_names_the_file(tmp_path):
     tracker.close()
 
 
+@settings(deadline=None, max_examples=50)
 @given(st.dictionaries(st.text(max_size=40).filter(lambda key: key not in ("step", "nonfinite")),
                        st.floats(width=32), min_size=1, max_size=5), st.integers(0, 2**60))  # fmt: skip
 def test_any_name_and_value_is_a_message_that_tensorboard_reads(tmp_path_factory, metrics, step):
