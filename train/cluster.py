@@ -12,9 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 from accel.contract import Accelerator
 from accel.errors import AcceleratorError
-from accel.placement.requests import ray_node_options, ray_request, ray_worker_env
+from accel.placement.ray_ledger import RayDeviceLeases, bundle_node
+from accel.placement.requests import needs_device_lease, ray_node_options, ray_request, ray_worker_env
 from observability import Progress
 from samples.errors import InputError
+from train.checkpoint.errors import CheckpointWriteError
+from train.checkpoint.manifest import Checkpoint, RolloutState, RunState, TrainerState
 from train.config.run import RunConfig
 from train.loop import StepOutput
 from train.replay.role import ReplayRole
@@ -30,11 +33,11 @@ _CLOSE_TIMEOUT = 20.0
 class RolloutActor:
     """The rollout role in a process of its own."""
 
-    def __init__(self, config: RunConfig, accelerator_spec: str) -> None:
+    def __init__(self, config: RunConfig, accelerator_spec: str, resume: Checkpoint | None) -> None:
         from accel import load_accelerator_spec
         from train.roles import RolloutRole
 
-        self._role = RolloutRole(config, load_accelerator_spec(accelerator_spec))
+        self._role = RolloutRole(config, load_accelerator_spec(accelerator_spec), resume)
 
     def start(self) -> None:
         self._role.start()
@@ -46,6 +49,9 @@ class RolloutActor:
     def evaluate(self, rollout_id: int) -> dict[str, float]:
         return self._role.evaluate(rollout_id)
 
+    def state(self) -> RolloutState:
+        return self._role.state()
+
     def update_weights(self, version: int, *buckets: FlatBucket) -> None:
         self._role.update_weights(version, (bucket.tensors() for bucket in buckets))
 
@@ -56,12 +62,15 @@ class RolloutActor:
 class TrainerActor:
     """One trainer rank in a process of its own."""
 
-    def __init__(self, config: RunConfig, accelerator_spec: str, rank: int, store_path: str | None) -> None:
+    def __init__(
+        self, config: RunConfig, accelerator_spec: str, rank: int, store_path: str | None, resume: Checkpoint | None
+    ) -> None:
         from accel import load_accelerator_spec
         from train.roles import TrainerRole
 
         self._rank = rank
-        self._role = TrainerRole(config, load_accelerator_spec(accelerator_spec), rank=rank, store_path=store_path)
+        accelerator = load_accelerator_spec(accelerator_spec)
+        self._role = TrainerRole(config, accelerator, rank=rank, store_path=store_path, resume=resume)
 
     def ready(self) -> int:
         return self._rank
@@ -77,6 +86,9 @@ class TrainerActor:
             if self._rank == 0:
                 yield flatten_bucket(bucket)
 
+    def save_state(self, directory: Path) -> TrainerState:
+        return self._role.save_state(directory)
+
     def save_hf(self, directory: Path) -> None:
         self._role.save_hf(directory)
 
@@ -87,7 +99,14 @@ class TrainerActor:
 class RayRuntime:
     """Driver of the actors. Refs of batches and weights pass through here, their data goes from actor to actor."""
 
-    def __init__(self, config: RunConfig, accelerator: Accelerator, progress: Progress, run_dir: Path) -> None:
+    def __init__(
+        self,
+        config: RunConfig,
+        accelerator: Accelerator,
+        progress: Progress,
+        run_dir: Path,
+        resume: Checkpoint | None = None,
+    ) -> None:
         self._config = config
         self._accelerator = accelerator
         self._progress = progress
@@ -96,7 +115,9 @@ class RayRuntime:
         self._replay: ReplayRole | None = None
         self._trainers: list[Any] = []
         self._group: Any = None
-        self._version = -1
+        self._leases: RayDeviceLeases | None = None
+        self._resume = resume
+        self._version = -1 if resume is None else resume.manifest.state.weight_version - 1
         self._started_ray = False
 
     def start(self) -> None:
@@ -153,6 +174,16 @@ class RayRuntime:
             metrics: dict[str, float] = ray.get(self._rollout.evaluate.remote(rollout_id))
         return metrics
 
+    def save_state(self, directory: Path) -> RunState:
+        import ray
+
+        with _plain_errors():
+            rollout: RolloutState = ray.get(self._rollout.state.remote())
+            saving = [trainer.save_state.remote(directory) for trainer in self._trainers]
+            ray.wait(saving, num_returns=len(saving))  # an error of one must not leave the others at work
+            trainer: TrainerState = ray.get(saving)[0]
+        return RunState(weight_version=self._version, trainer=trainer, rollout=rollout)
+
     def save_hf(self, directory: Path) -> None:
         import ray
 
@@ -178,6 +209,8 @@ class RayRuntime:
             if ray.is_initialized():
                 for actor in actors:
                     ray.kill(actor)
+                if self._leases is not None:
+                    self._leases.close()
                 if self._group is not None:
                     ray.util.remove_placement_group(self._group)
                 ray.shutdown()
@@ -233,28 +266,40 @@ class RayRuntime:
                 f"{world + rollout_devices} {self._accelerator.name} device(s) were not free on the Ray cluster within "
                 f"{_PLACEMENT_TIMEOUT:g} s: {ray.available_resources().get(resource, 0):g} are free now"
             )
+        if needs_device_lease(self._accelerator):
+            self._leases = RayDeviceLeases(self._accelerator)
         spec = accelerator_spec(self._accelerator)
         job = self._config.job
         assert job.trainer_threads is not None
         assert job.rollout_threads is not None
         store = None
         if world > 1:
-            store = str(self._run_dir / "process_group.store")
+            store_path = self._run_dir / "process_group.store"
+            store_path.unlink(missing_ok=True)  # of a part of this run that was killed: ranks would meet its ghosts
+            store = str(store_path)
         for rank in range(world):
             options = ray_request(self._accelerator, 1) | self._actor_options(job.trainer_threads, bundle=rank)
             actor = ray.remote(TrainerActor).options(**options)
-            self._trainers.append(actor.remote(self._config, spec, rank, store))
+            self._trainers.append(actor.remote(self._config, spec, rank, store, self._resume))
         if self._config.debug.replays:
             self._replay = ReplayRole(self._config)
             return
         options = ray_request(self._accelerator, rollout_devices)
-        options |= self._actor_options(job.rollout_threads, bundle=world if rollout_devices else 0)
-        self._rollout = ray.remote(RolloutActor).options(**options).remote(self._config, spec)
+        options |= self._actor_options(
+            job.rollout_threads, bundle=world if rollout_devices else 0, devices=rollout_devices
+        )
+        self._rollout = ray.remote(RolloutActor).options(**options).remote(self._config, spec, self._resume)
 
-    def _actor_options(self, threads: int, *, bundle: int) -> dict[str, Any]:
+    def _actor_options(self, threads: int, *, bundle: int, devices: int = 1) -> dict[str, Any]:
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-        environment = ray_worker_env(self._accelerator, threads) | {"PYTHONSAFEPATH": "1", "HF_HUB_OFFLINE": "1"}
+        leased = None
+        if self._leases is not None and devices:
+            leased = self._leases.lease(bundle_node(self._group, bundle), devices).devices
+        environment = ray_worker_env(self._accelerator, threads, leased) | {
+            "PYTHONSAFEPATH": "1",
+            "HF_HUB_OFFLINE": "1",
+        }
         if self._config.job.ray_address is None:
             # One machine: the collectives, the vendor's and gloo's beside them, stay on the loopback interface.
             for variable in {"GLOO_SOCKET_IFNAME", self._accelerator.socket_ifname_env or "GLOO_SOCKET_IFNAME"}:
@@ -310,7 +355,7 @@ def _plain_errors(ignore_dead_actors: bool = False) -> Iterator[None]:
         yield
     except ray.exceptions.RayTaskError as error:
         cause = error.cause
-        if isinstance(cause, InputError | AcceleratorError):
+        if isinstance(cause, InputError | AcceleratorError | CheckpointWriteError):
             raise type(cause)(*cause.args) from None
         raise
     except ray.exceptions.RayActorError:

@@ -9,6 +9,7 @@ import torch
 
 from accel.contract import Accelerator
 from observability import Progress
+from train.checkpoint.manifest import Checkpoint, RunState
 from train.config.run import RunConfig
 from train.loop import StepOutput
 from train.replay.role import ReplayRole
@@ -18,25 +19,28 @@ from train.roles import RolloutRole, TrainerRole
 class InlineRuntime:
     """Both roles in one process; decoding has its own thread, training runs on the caller's."""
 
-    def __init__(self, config: RunConfig, accelerator: Accelerator, progress: Progress) -> None:
+    def __init__(
+        self, config: RunConfig, accelerator: Accelerator, progress: Progress, resume: Checkpoint | None = None
+    ) -> None:
         self._config = config
         self._accelerator = accelerator
         self._progress = progress
         self._rollout: RolloutRole | ReplayRole | None = None
         self._trainer: TrainerRole | None = None
-        self._version = -1
+        self._resume = resume
+        self._version = -1 if resume is None else resume.manifest.state.weight_version - 1
 
     def start(self) -> None:
         trainer_threads = self._config.job.trainer_threads
         assert trainer_threads is not None
         if self._config.trainer_ranks:
             self._progress.phase("starting the trainer")
-            self._trainer = TrainerRole(self._config, self._accelerator, rank=0, store_path=None)
+            self._trainer = TrainerRole(self._config, self._accelerator, rank=0, store_path=None, resume=self._resume)
         if self._config.debug.replays:
             self._rollout = ReplayRole(self._config)
         else:
             self._progress.phase("starting the rollout engine")
-            self._rollout = RolloutRole(self._config, self._accelerator)
+            self._rollout = RolloutRole(self._config, self._accelerator, self._resume)
             self._rollout.start()
             torch.set_num_threads(trainer_threads)  # the rollout worker set its own for this process
         self._hand_over()
@@ -59,6 +63,12 @@ class InlineRuntime:
     def evaluate(self, rollout_id: int) -> dict[str, float]:
         assert isinstance(self._rollout, RolloutRole)
         return self._rollout.evaluate(rollout_id)
+
+    def save_state(self, directory: Path) -> RunState:
+        assert self._trainer is not None
+        assert isinstance(self._rollout, RolloutRole)
+        trainer = self._trainer.save_state(directory)
+        return RunState(weight_version=self._version, trainer=trainer, rollout=self._rollout.state())
 
     def save_hf(self, directory: Path) -> None:
         assert self._trainer is not None

@@ -14,6 +14,8 @@ from typing import Protocol
 
 from observability import History, Progress, Tracker
 from observability.transcripts import Transcript, Transcripts
+from train.checkpoint.manifest import RunState
+from train.checkpoint.saver import CheckpointSaver
 
 
 @dataclass(frozen=True)
@@ -37,6 +39,13 @@ class Runtime(Protocol):
 
     def evaluate(self, rollout_id: int) -> dict[str, float]:
         """Metrics (``eval/...``) of every evaluation set under the weights that answer the next rollout."""
+        ...
+
+    def save_state(self, directory: Path) -> RunState:
+        """Write the trainer's files of a checkpoint into ``directory``; the whole state between two steps.
+
+        Raises CheckpointWriteError when they cannot be written, which leaves the run as it was.
+        """
         ...
 
     def save_hf(self, directory: Path) -> None: ...
@@ -77,9 +86,11 @@ def run_loop(
     stop: StopRequest,
     evaluations: EvaluationPlan = NO_EVALUATION,
     transcripts: Transcripts | None = None,
+    first: int = 0,
+    saver: CheckpointSaver | None = None,
 ) -> History:
-    """Train for ``num_rollout`` steps, or until ``stop`` is requested; returns what was logged."""
-    for rollout_id in range(num_rollout):
+    """Make steps ``first`` to ``num_rollout`` - 1, or until ``stop`` is requested; returns what was logged."""
+    for rollout_id in range(first, num_rollout):
         if stop.requested:
             break
         evaluation: dict[str, float] = {}
@@ -100,6 +111,8 @@ def run_loop(
         if transcripts is not None:
             transcripts.add(rollout_id, output.transcripts)
         progress.step(rollout_id, metrics)
+        if saver is not None:
+            saver.after_step(rollout_id)
     return progress.history
 
 

@@ -13,6 +13,7 @@ from train.config.run import RunConfig
 
 if TYPE_CHECKING:
     from observability import Progress
+    from train.checkpoint.saver import CheckpointSaver
     from train.loop import EvaluationPlan, Runtime
     from train.prepare import PreparedRun
 
@@ -24,7 +25,8 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def run(argv: list[str]) -> int:
-    """Parse ``argv``, train, print the last line. 0 when all steps were made, 130 after an interrupt."""
+    """Parse ``argv``, train, print the last line. 0 when all steps were made, 130 after an interrupt, 1 when the last
+    checkpoint could not be saved."""
     from train.example import EXAMPLE_SETTINGS
 
     example = cli.uses_builtin_example(cli.parse_known(argv))
@@ -34,6 +36,7 @@ def run(argv: list[str]) -> int:
 def train(config: RunConfig) -> int:
     """Run a checked configuration to its end."""
     from observability import Progress, summary_line
+    from train.checkpoint.resume import take_up_metrics
     from train.loop import StopRequest, run_loop, stop_on_interrupt
     from train.prepare import prepare
     from train.recording import Recording
@@ -48,9 +51,11 @@ def train(config: RunConfig) -> int:
         config = prepared.config
         cli.write_config(config, prepared.run_dir / "config.toml", prepared.facts)
         progress.banner(prepared.facts | {"run directory": str(prepared.run_dir)})
+        take_up_metrics(prepared.run_dir, prepared.resume, progress)
         runtime = make_runtime(prepared, progress)
+        saver = make_saver(prepared, runtime, progress)
         try:
-            with Recording(prepared, progress, stop) as recording:
+            with Recording(config, prepared.run_dir, prepared.facts, progress, stop) as recording:
                 runtime.start()
                 history = run_loop(
                     runtime,
@@ -60,13 +65,19 @@ def train(config: RunConfig) -> int:
                     stop=stop,
                     evaluations=evaluation_plan(config),
                     transcripts=recording.transcripts,
+                    first=prepared.first_rollout,
+                    saver=saver,
                 )
+                if saver is not None:
+                    saver.finish()
                 if config.output.save_hf is not None:
                     progress.phase(f"writing the model to {config.output.save_hf}")
                     runtime.save_hf(Path(config.output.save_hf).absolute())
         finally:
             runtime.close()
     print(summary_line(history, prepared.run_dir, interrupted=stop.requested), flush=True)
+    if saver is not None and saver.failed:
+        return 1
     return 130 if stop.requested else 0
 
 
@@ -87,7 +98,22 @@ def make_runtime(prepared: PreparedRun, progress: Progress) -> Runtime:
     if prepared.config.job.launcher == "inline":
         from train.inline import InlineRuntime
 
-        return InlineRuntime(prepared.config, prepared.accelerator, progress)
+        return InlineRuntime(prepared.config, prepared.accelerator, progress, prepared.resume)
     from train.cluster import RayRuntime
 
-    return RayRuntime(prepared.config, prepared.accelerator, progress, prepared.run_dir)
+    return RayRuntime(prepared.config, prepared.accelerator, progress, prepared.run_dir, prepared.resume)
+
+
+def make_saver(prepared: PreparedRun, runtime: Runtime, progress: Progress) -> CheckpointSaver | None:
+    """Who saves the run's checkpoints; None when none are asked for."""
+    if prepared.save_directory is None:
+        return None
+    from train.checkpoint.saver import CheckpointSaver, RunIdentity
+
+    return CheckpointSaver(
+        prepared.save_directory,
+        RunIdentity(prepared.run_id, prepared.model, prepared.config),
+        runtime,
+        note=progress.note,
+        resumed_from=None if prepared.resume is None else prepared.resume.step,
+    )

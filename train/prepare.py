@@ -16,6 +16,18 @@ from accel.contract import Accelerator
 from samples.errors import InputError
 from samples.sample import Group
 from samples.slices import parse_file_spec
+from train.checkpoint.manifest import Checkpoint, ModelFacts
+from train.checkpoint.model_facts import model_facts
+from train.checkpoint.resume import (
+    check_output_directory,
+    check_resumed,
+    check_save_directory,
+    resume_facts,
+    resumed_checkpoint,
+    run_id_of,
+    save_directory,
+)
+from train.checkpoint.settings import check_settings
 from train.config.run import RunConfig
 from train.config.sections import Section
 
@@ -29,6 +41,15 @@ class PreparedRun:
     run_dir: Path
     num_rollout: int  # rollouts to make: --num-rollout, or fewer where a recording is shorter
     facts: dict[str, Any]
+    run_id: str
+    model: ModelFacts
+    save_directory: Path | None  # where checkpoints go, if there are to be any
+    resume: Checkpoint | None  # what the run goes on from
+
+    @property
+    def first_rollout(self) -> int:
+        """The rollout that the run begins with."""
+        return 0 if self.resume is None else self.resume.step + 1
 
 
 def prepare(config: RunConfig) -> PreparedRun:
@@ -39,7 +60,9 @@ def prepare(config: RunConfig) -> PreparedRun:
         None if config.job.accelerator == "auto" else config.job.accelerator, emulate=config.job.emulate
     )
     check_devices(config, accelerator)
-    run_dir = make_run_dir(config)
+    resume = resumed_checkpoint(config)
+    notes = [] if resume is None else check_settings(resume, config)
+    run_dir = make_run_dir(config, resume)
     if is_example(config):
         config = with_example(config, run_dir)
     config = resolve_threads(with_absolute_paths(config), accelerator)
@@ -49,8 +72,17 @@ def prepare(config: RunConfig) -> PreparedRun:
         num_rollout, replay_facts = preflight_replay(config)
         facts |= replay_facts
     else:
-        preflight(config)
-    return PreparedRun(config, accelerator, run_dir, num_rollout, facts)
+        preflight(config, resume)
+    saves_to = save_directory(config, run_dir)
+    if saves_to is not None:
+        check_save_directory(saves_to, resume)
+    model = model_facts(str(config.model.hf_checkpoint))
+    if resume is not None:
+        check_resumed(resume, config, model, num_rollout)
+    facts |= resume_facts(resume, notes, config)
+    run_id = run_id_of(resume)
+    facts["run_id"] = run_id
+    return PreparedRun(config, accelerator, run_dir, num_rollout, facts, run_id, model, saves_to, resume)
 
 
 def is_example(config: RunConfig) -> bool:
@@ -82,7 +114,7 @@ def with_absolute_paths(config: RunConfig) -> RunConfig:
         return f"{absolute(path)}{rows}"
 
     sets = [(name, absolute_spec(spec, "--eval-prompt-data")) for name, spec in config.evaluation.datasets]
-    debug, model = config.debug, config.model
+    debug, model, checkpoint = config.debug, config.model, config.checkpoint
     return config.model_copy(
         update={
             "model": _updated(model, hf_checkpoint=absolute(model.hf_checkpoint), ref_load=absolute(model.ref_load)),
@@ -91,6 +123,11 @@ def with_absolute_paths(config: RunConfig) -> RunConfig:
             ),
             "evaluation": _updated(config.evaluation, eval_prompt_data=tuple(word for pair in sets for word in pair)),
             "reward": _updated(config.reward, user_code_dir=absolute(config.reward.user_code_dir)),
+            "checkpoint": _updated(
+                checkpoint,
+                save=absolute(checkpoint.save),
+                load=checkpoint.load if checkpoint.load == "auto" else absolute(checkpoint.load),
+            ),
             "debug": _updated(
                 debug,
                 save_debug_rollout_data=absolute(debug.save_debug_rollout_data),
@@ -100,12 +137,11 @@ def with_absolute_paths(config: RunConfig) -> RunConfig:
     )
 
 
-def make_run_dir(config: RunConfig) -> Path:
-    """``--output-dir``, or ``runs/<time>-<name>``; an existing run is never written over."""
+def make_run_dir(config: RunConfig, resume: Checkpoint | None) -> Path:
+    """``--output-dir``, or ``runs/<time>-<name>``; an existing run is gone on with or refused."""
     if config.output.output_dir is not None:
         run_dir = Path(config.output.output_dir)
-        if (run_dir / "metrics.jsonl").exists():
-            raise InputError(f"--output-dir {run_dir} already holds a run (metrics.jsonl): choose another directory")
+        check_output_directory(run_dir, resume, config.checkpoint.load)
     else:
         name = config.output.run_name or (
             "example" if is_example(config) else Path(str(config.model.hf_checkpoint)).name
@@ -173,7 +209,7 @@ def check_model(config: RunConfig) -> None:
     check_layout(hf_config, config.parallel)
 
 
-def preflight(config: RunConfig) -> Group:
+def preflight(config: RunConfig, resume: Checkpoint | None = None) -> Group:
     """Load what the workers will load and draw a first group from a data source that is then thrown away."""
     from hooks import load_sample_hooks
     from rollout.collectors.sync import UserArgs
@@ -208,6 +244,8 @@ def preflight(config: RunConfig) -> Group:
         n_samples_per_prompt=config.rollout.n_samples_per_prompt,
         max_prompt_len=limits.max_prompt_len,
     )
+    if resume is not None:
+        source.load_state_dict(resume.manifest.state.rollout.source)
     return source.next_groups(1)[0]
 
 

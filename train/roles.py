@@ -12,6 +12,8 @@ from accel.contract import Accelerator
 from observability.transcripts import Transcript, pick_transcripts
 from rollout.worker import RolloutSettings, RolloutWorker
 from train.batch import TrainBatch, batch_from_groups
+from train.checkpoint.generators import generator_states, restore_generators
+from train.checkpoint.manifest import Checkpoint, RolloutState, TrainerState
 from train.config.run import RunConfig
 from train.replay.recorder import RolloutRecorder
 from train.weight_sync.buckets import group_into_buckets
@@ -47,8 +49,9 @@ def spare_from_collection() -> None:
 class RolloutRole:
     """Collects groups and turns them into a validated training batch."""
 
-    def __init__(self, config: RunConfig, accelerator: Accelerator) -> None:
+    def __init__(self, config: RunConfig, accelerator: Accelerator, resume: Checkpoint | None = None) -> None:
         self._config = config
+        self._resume = resume
         without_trainer = config.debug.debug_rollout_only
         self._worker = RolloutWorker(rollout_settings(config), accelerator, load_weights=without_trainer)
         directory = config.debug.save_debug_rollout_data
@@ -56,6 +59,10 @@ class RolloutRole:
 
     def start(self) -> None:
         self._worker.start()
+        if self._resume is not None:
+            state = self._resume.manifest.state.rollout
+            self._worker.load_source_state(state.source)
+            restore_generators(state.generators)
         spare_from_collection()
 
     def rollout(self, rollout_id: int) -> tuple[TrainBatch | None, dict[str, float], list[Transcript]]:
@@ -70,6 +77,10 @@ class RolloutRole:
     def evaluate(self, rollout_id: int) -> dict[str, float]:
         return self._worker.evaluate(rollout_id)
 
+    def state(self) -> RolloutState:
+        """Where this role stands between two rollouts, for a checkpoint."""
+        return RolloutState(source=self._worker.source_state(), generators=generator_states())
+
     def update_weights(self, version: int, buckets: Iterable[Mapping[str, torch.Tensor]]) -> None:
         self._worker.update_weights(version, buckets)
 
@@ -81,7 +92,15 @@ class RolloutRole:
 class TrainerRole:
     """One trainer rank."""
 
-    def __init__(self, config: RunConfig, accelerator: Accelerator, *, rank: int, store_path: str | None) -> None:
+    def __init__(
+        self,
+        config: RunConfig,
+        accelerator: Accelerator,
+        *,
+        rank: int,
+        store_path: str | None,
+        resume: Checkpoint | None = None,
+    ) -> None:
         from train.megatron.bootstrap import prepare_megatron
 
         assert config.model.hf_checkpoint is not None
@@ -97,6 +116,7 @@ class TrainerRole:
             world_size=config.actor_world_size,
             store_path=store_path,
             hf_directory=Path(config.model.hf_checkpoint),
+            resume=resume,
         )
         spare_from_collection()
 
@@ -106,6 +126,10 @@ class TrainerRole:
     def weight_buckets(self) -> Iterator[dict[str, torch.Tensor]]:
         """Whole tensors under Hugging Face names, in buckets; every rank has to draw them all (collective)."""
         yield from group_into_buckets(self._trainer.export_weights())
+
+    def save_state(self, directory: Path) -> TrainerState:
+        """Write weights and optimizer state into ``directory``; rank 0 gets to know the files (collective)."""
+        return self._trainer.save_state(directory)
 
     def save_hf(self, directory: Path) -> None:
         self._trainer.save_hf(directory)

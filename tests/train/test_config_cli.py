@@ -200,7 +200,6 @@ def test_what_the_slime_table_offers_instead_exists():
     ("word", "said"),
     [
         ("--async-save", "beside training"),
-        ("--load", "checkpoints"),
         ("--eval-config", "evaluation"),
         ("--eval-min-new-tokens", "Evaluation"),
         ("--colocate", "take turns"),

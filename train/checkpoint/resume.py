@@ -10,9 +10,10 @@ from uuid import uuid4
 from observability import Progress
 from samples.errors import InputError
 from train.checkpoint.directory import CheckpointDirectory
-from train.checkpoint.finding import default_save_directory, find_checkpoint
-from train.checkpoint.manifest import Checkpoint
+from train.checkpoint.finding import check_files, default_save_directory, find_checkpoint
+from train.checkpoint.manifest import Checkpoint, ModelFacts
 from train.checkpoint.metrics_file import rewind_metrics
+from train.checkpoint.model_facts import check_same_model
 from train.config.run import RunConfig
 
 
@@ -31,6 +32,25 @@ def resumed_checkpoint(config: RunConfig) -> Checkpoint | None:
     if load is None:
         return None
     return find_checkpoint(load, save_directory(config, None if output_dir is None else Path(output_dir)))
+
+
+def check_resumed(resume: Checkpoint, config: RunConfig, model: ModelFacts, num_rollout: int) -> None:
+    """Refuse a checkpoint of another model, a damaged one, and one after which there is nothing left to replay."""
+    check_same_model(resume.manifest.model, model, f"--load {resume.directory}", str(config.model.hf_checkpoint))
+    check_files(resume)
+    if resume.step + 1 >= num_rollout:
+        raise InputError(
+            f"--load {resume.directory}: nothing is left to do: it was saved after step {resume.step + 1}, and the "
+            f"recording has {num_rollout} rollouts; load an earlier checkpoint"
+        )
+
+
+def resume_facts(resume: Checkpoint | None, notes: list[str], config: RunConfig) -> dict[str, str]:
+    """What is said at the start, and in config.toml, about where the run begins."""
+    if resume is None:
+        return {"resumes": "nothing: no checkpoint is there yet"} if config.checkpoint.load == "auto" else {}
+    facts = {"resumes": f"{resume.directory}, after step {resume.step + 1}"}
+    return facts | ({"changed since": "; ".join(notes)} if notes else {})
 
 
 def check_save_directory(directory: Path, resume: Checkpoint | None) -> None:

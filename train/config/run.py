@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from rollout.config import EvalConfig, RewardConfig, RolloutConfig
 from samples.config import DataConfig
+from train.config.checkpoint import CheckpointConfig
 from train.config.sections import (
     AlgorithmConfig,
     BatchConfig,
@@ -32,6 +33,7 @@ class RunConfig(Section):
     batch: BatchConfig = BatchConfig()
     parallel: ParallelConfig = ParallelConfig()
     output: OutputConfig = OutputConfig()
+    checkpoint: CheckpointConfig = CheckpointConfig()
     tracking: TrackingConfig = TrackingConfig()
     debug: DebugConfig = DebugConfig()
 

@@ -44,6 +44,15 @@ _USE = {  # slime's option: what to give instead
     "wandb-always-use-train-step": "leave it out: every metric is logged by training step",
     "tb-project-name": "leave it out: TensorBoard's files are in the run directory",
     "tb-experiment-name": "leave it out: TensorBoard's files are in the run directory",
+    "no-save-optim": "leave it out: a checkpoint always holds the optimizer's state",
+    "no-save-rng": "leave it out: a checkpoint always holds what randomness follows from",
+    "no-load-optim": "--hf-checkpoint with the checkpoint's directory: a new run from its weights alone",
+    "no-load-rng": "leave it out: a run that is resumed draws what it would have drawn",
+    "ckpt-step": "--load with the directory of that checkpoint, such as checkpoints/step_000011",
+    "ckpt-format": "leave it out: checkpoints are safetensors files and fit any layout",
+    "start-rollout-id": "leave it out: --load goes on after the checkpoint's step",
+    "ref-ckpt-step": "--ref-load with the directory of that checkpoint",
+    "save-retain-interval": "--save-keep",
     "sglang-server-concurrency": "--engine-max-running-requests",
     "lr-warmup-fraction": "--lr-warmup-iters",
     "lr-warmup-samples": "--lr-warmup-iters",
@@ -60,9 +69,8 @@ _USE = {  # slime's option: what to give instead
 }
 
 _LATER = {  # what this version does not do yet: its options
-    "checkpoints of a run": """
-        save load save-interval async-save no-save-optim no-save-rng no-load-optim no-load-rng ckpt-step ckpt-format
-        start-rollout-id ref-ckpt-step save-retain-interval
+    "saves that run beside training": """
+        async-save
     """,
     "evaluation written by the user, or set up in a file of its own": """
         eval-config eval-function-path custom-eval-rollout-log-function-path

@@ -28,7 +28,7 @@ def saving_problems(config: RunConfig) -> Iterator[str]:
 
 def _half_run_problems(config: RunConfig) -> Iterator[str]:
     checkpoint, debug = config.checkpoint, config.debug
-    option = f"--save {checkpoint.save}" if checkpoint.save is not None else f"--save-interval {checkpoint.save_interval}"
+    option = f"--save-interval {checkpoint.save_interval}" if checkpoint.save is None else f"--save {checkpoint.save}"
     if checkpoint.saves and debug.replays:
         yield f"{option}: a replay draws no prompts, so nothing could go on from its checkpoint; leave it out"
     if checkpoint.saves and debug.debug_rollout_only:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from itertools import chain
 
 from train.config.checks.batch import batch_problems, micro_batch_problems
+from train.config.checks.checkpoint import saving_problems
 from train.config.checks.debug import debug_problems
 from train.config.checks.devices import device_problems, launcher_problems
 from train.config.checks.evaluation import evaluation_problems
@@ -27,6 +28,7 @@ CHECKS = (
     learning_rate_problems,
     reference_problems,
     output_problems,
+    saving_problems,
     debug_problems,
 )
 
