@@ -6,7 +6,7 @@ import importlib.util
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from observability import JsonlTracker, MultiTracker, Progress, Tracker
 from observability.background import BackgroundTracker
@@ -17,9 +17,6 @@ from samples.errors import InputError
 from train.config.run import RunConfig
 from train.config.tracking import TrackingConfig
 from train.loop import StopRequest
-
-if TYPE_CHECKING:
-    from train.prepare import PreparedRun
 
 
 def check_trackers(config: TrackingConfig) -> None:
@@ -35,14 +32,16 @@ class Recording:
     is said and changes nothing else about how the run ends.
     """
 
-    def __init__(self, prepared: PreparedRun, progress: Progress, stop: StopRequest) -> None:
-        self._tracking = prepared.config.tracking
-        self._run_dir = prepared.run_dir
+    def __init__(
+        self, config: RunConfig, run_dir: Path, facts: Mapping[str, Any], progress: Progress, stop: StopRequest
+    ) -> None:
+        self._tracking = config.tracking
+        self._run_dir = run_dir
         self._progress = progress
         self._stop = stop
-        self.tracker = open_trackers(prepared.config, prepared.run_dir, prepared.facts, progress.note)
+        self.tracker = open_trackers(config, run_dir, facts, progress.note)
         kept = self._tracking.transcripts_per_step > 0
-        self.transcripts = Transcripts(prepared.run_dir / "samples.jsonl") if kept else None
+        self.transcripts = Transcripts(run_dir / "samples.jsonl") if kept else None
 
     def __enter__(self) -> Recording:
         return self

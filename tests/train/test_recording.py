@@ -22,7 +22,6 @@ from samples.errors import InputError
 from train.config.run import RunConfig
 from train.config.tracking import TrackingConfig
 from train.loop import StepOutput, StopRequest, run_loop
-from train.prepare import PreparedRun
 from train.recording import Recording, check_trackers
 
 ACCELRL = Path(sys.executable).with_name("accelrl")
@@ -46,6 +45,8 @@ class Runtime:
     def evaluate(self, rollout_id: int) -> dict[str, float]:
         return {}
 
+    def save_state(self, directory: Path) -> Any: ...
+
     def save_hf(self, directory: Path) -> None: ...
 
     def close(self) -> None: ...
@@ -55,9 +56,8 @@ def record(run_dir: Path, tracking: TrackingConfig | None = None, **options: Any
     """Run 5 steps; the report's text, or None when there is none."""
     stop, progress = StopRequest(), Progress("off", 5)
     config = RunConfig(tracking=tracking or TrackingConfig())
-    prepared = PreparedRun(config, accelerator=None, run_dir=run_dir, num_rollout=5, facts={"torch": "2"})  # type: ignore[arg-type]
     fails = pytest.raises(RuntimeError, match="no more memory") if "fail_at" in options else contextlib.nullcontext()
-    with fails, Recording(prepared, progress, stop) as recording:
+    with fails, Recording(config, run_dir, {"torch": "2"}, progress, stop) as recording:
         run_loop(
             Runtime(stop, **options),
             num_rollout=5,
