@@ -84,9 +84,7 @@ class Accelerator(ABC):
     socket_ifname_env: ClassVar[str | None] = None  # network interface of the collectives' library
     allocator_env: ClassVar[str | None] = None  # settings of the caching allocator
     profiler_activity: ClassVar[str | None] = None  # name in torch.profiler.ProfilerActivity
-    sglang_platform: ClassVar[str | None] = (
-        None  # SGLANG_PLATFORM of rollout servers, for a vendor outside SGLang's tree
-    )
+    sglang_platform: ClassVar[str | None] = None  # SGLANG_PLATFORM of rollout servers, for one outside SGLang's tree
     monitor_package: ClassVar[str | None] = None  # distribution that reads the cards' health ("nvidia-ml-py")
     env_prefixes: ClassVar[tuple[str, ...]] = ()  # environment variables that doctor shows
     per_node_env: ClassVar[tuple[str, ...]] = ()  # variables a driver must not broadcast to other nodes
@@ -130,7 +128,7 @@ class Accelerator(ABC):
 
     @abstractmethod
     def torch_namespace(self) -> ModuleType | Any:
-        """The object that stands where CUDA-hard-coded code says ``torch.cuda`` (see ``accel/retarget.py``)."""
+        """The object that stands where CUDA-hard-coded code says ``torch.cuda`` (see ``accel/retarget/``)."""
 
     def prepare(self) -> None:  # noqa: B027 - most need nothing
         """Import what the vendor needs, before the first probe. Called once; what it raises is kept as the cause."""
