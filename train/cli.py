@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import sys
 from collections.abc import Callable
 
-COMMANDS = {  # module with main(argv) -> exit status; imported only when asked for
-    "train": ("train.main", "train a model; with no flags, a small built-in example"),
-    "accel": ("accel.__main__", "show and check the accelerators of this machine"),
-    "rollout": ("rollout.main", "generate responses and score them, without training"),
+COMMANDS = {  # "module:function", function(argv) -> exit status; imported only when asked for
+    "train": ("train.main:main", "train a model; with no flags, a small built-in example"),
+    "accel": ("accel.__main__:main", "show and check the accelerators of this machine"),
+    "rollout": ("rollout.main:main", "generate responses and score them, without training"),
+    "report": ("observability.__main__:report", "write a run's report.html anew from what lies in its directory"),
 }
 
 
 def accelrl(argv: list[str] | None = None) -> int:
-    """``accelrl train|accel|rollout ...``, the same as ``python -m train ...``; returns the exit status."""
+    """``accelrl train|accel|rollout|report ...``, the same as ``python -m train ...``; returns the exit status."""
     from train.safe_path import secure_sys_path
 
     secure_sys_path()
@@ -61,16 +61,13 @@ def _dispatch(name: str, argv: list[str]) -> int:
         if name.startswith("-"):
             hint = f"flags come after the command: accelrl train {name} ..."
         raise InputError(f"{name}: unknown command; {hint}")
-    module = COMMANDS[name][0]
-    if importlib.util.find_spec(module) is None:
-        raise InputError(f"{name}: this version has no such command yet; accelrl --help lists those that it has")
-    status: int = importlib.import_module(module).main(argv)
+    module, _, function = COMMANDS[name][0].partition(":")
+    status: int = getattr(importlib.import_module(module), function)(argv)
     return status
 
 
 def _help_text() -> str:
-    there = {name: about for name, (module, about) in COMMANDS.items() if importlib.util.find_spec(module)}
-    lines = [f"  {name:8} {about}" for name, about in there.items()]
+    lines = [f"  {name:8} {about}" for name, (_, about) in COMMANDS.items()]
     return "\n".join(
         ["usage: accelrl COMMAND [--flag VALUE ...]", "", *lines, "", "accelrl COMMAND --help says more.", ""]
     )
