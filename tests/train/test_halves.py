@@ -13,9 +13,10 @@ import pytest
 pytestmark = pytest.mark.slow
 
 ACCELRL = Path(sys.executable).with_name("accelrl")
-SHORT = tuple(
-    "--num-rollout 3 --rollout-batch-size 8 --max-sampling-rounds 2 --num-steps-per-rollout 1 --lr 1e-3".split()
-)
+SHORT = [
+    *("--num-rollout", "3", "--rollout-batch-size", "8", "--max-sampling-rounds", "2"),
+    *("--num-steps-per-rollout", "1", "--lr", "1e-3"),
+]
 
 
 def _run(

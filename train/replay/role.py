@@ -73,32 +73,34 @@ class ReplayRole:
             raise InputError(f"{_LOAD}: {path} holds rollout {header.rollout_id}; its name was changed")
 
 
-def check_recording(config: RunConfig) -> tuple[int, dict[str, Any]]:
-    """How many rollouts a run can replay from the first on, and facts about them. Raises InputError for none.
+def check_recording(config: RunConfig, first_rollout: int = 0) -> tuple[int, dict[str, Any]]:
+    """The rollout before which a replay from ``first_rollout`` on ends, and facts about it. InputError: there is none.
 
     A recording that is shorter than ``--num-rollout`` is replayed to its end, under the learning rates of the whole.
     """
     role = ReplayRole(config)
     directory = Path(str(config.debug.load_debug_rollout_data))
     ids = recorded_ids(directory)
-    if not ids:
+    if not ids or ids[-1] < first_rollout:
         raise InputError(
-            f"{_LOAD} {directory}: holds no rollout_000000.jsonl and so on; record with --save-debug-rollout-data"
+            f"{_LOAD} {directory}: holds no {rollout_path(directory, first_rollout).name} and so on; record with "
+            "--save-debug-rollout-data"
         )
-    wanted = range(min(ids[-1] + 1, config.job.num_rollout))
+    wanted = range(first_rollout, min(ids[-1] + 1, config.job.num_rollout))
     missing = sorted(set(wanted) - set(ids))
     if missing:
         raise InputError(
             f"{_LOAD} {directory}: {rollout_path(directory, missing[0]).name} is missing, and without it training is "
-            "another from there on; a replay needs every rollout from 0"
+            "another from there on; a replay needs every rollout from {first_rollout}"
         )
-    header = read_header(rollout_path(directory, 0))
-    role.check(rollout_path(directory, 0), header, 0)
+    path = rollout_path(directory, first_rollout)
+    header = read_header(path)
+    role.check(path, header, first_rollout)
     facts = {"replays": f"{len(wanted)} rollouts of {directory}"}
     changed = changed_settings(header.config, config)
     if changed:
         facts["changed since"] = ", ".join(changed)
-    return len(wanted), facts
+    return wanted.stop, facts
 
 
 def changed_settings(recorded: dict[str, Any], config: RunConfig) -> list[str]:
