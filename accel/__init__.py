@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from accel.registry import get_accelerator as get_accelerator
     from accel.registry import register_accelerator as register_accelerator
     from accel.registry import select_accelerator as select_accelerator
+    from accel.visibility import physical_device_id as physical_device_id
+    from accel.visibility import resolve_visible_device_id as resolve_visible_device_id
 
 _HOME = {
     "Accelerator": "accel.contract",
@@ -28,6 +30,8 @@ _HOME = {
     "get_accelerator": "accel.registry",
     "register_accelerator": "accel.registry",
     "select_accelerator": "accel.registry",
+    "physical_device_id": "accel.visibility",
+    "resolve_visible_device_id": "accel.visibility",
 }
 
 __all__ = [
@@ -39,7 +43,9 @@ __all__ = [
     "available_accelerators",
     "get_accelerator",
     "load_accelerator_spec",
+    "physical_device_id",
     "register_accelerator",
+    "resolve_visible_device_id",
     "select_accelerator",
 ]
 
