@@ -30,6 +30,7 @@ from benchmarks.study_hook import FILE_VARIABLE
 
 GOAL, LAST, WINDOW = 0.9, 10, 5
 SURE, WRONG = 0.1, 0.5  # nats a token below which the policy is sure, and the share of right answers of a lost digit
+RARE = 0.01  # share of the samples: the largest of three digits is 0 once in a thousand prompts
 SEEDS = range(6)
 
 # A setting's flags, over those of train/example.py.
@@ -108,14 +109,15 @@ def _entropy(rollouts: list[dict[str, dict[str, float]]]) -> float:
 
 
 def _stuck(rollouts: list[dict[str, dict[str, float]]]) -> list[str]:
-    """Digits that are answered wrongly more often than not, and with hardly any doubt."""
+    """Digits that are answered wrongly more often than not, and with hardly any doubt; rare ones do not count."""
     stuck = []
+    everything = sum(digit["samples"] for rollout in rollouts for digit in rollout.values())
     for name in "0123456789":
         sums = [rollout[name] for rollout in rollouts if name in rollout]
         samples, right, tokens, surprise = (
             sum(digit[key] for digit in sums) for key in ("samples", "right", "tokens", "surprise")
         )
-        if samples and right / samples < WRONG and surprise / tokens < SURE:
+        if samples > RARE * everything and right / samples < WRONG and surprise / tokens < SURE:
             stuck.append(name)
     return stuck
 
