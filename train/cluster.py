@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import socket
 import time
@@ -18,6 +19,7 @@ from observability import Progress
 from samples.errors import InputError
 from train.checkpoint.errors import CheckpointWriteError
 from train.checkpoint.manifest import Checkpoint, RolloutState, RunState, TrainerState
+from train.collection import spare_from_collection
 from train.config.run import RunConfig
 from train.loop import StepOutput
 from train.replay.role import ReplayRole
@@ -34,6 +36,7 @@ class RolloutActor:
     """The rollout role in a process of its own."""
 
     def __init__(self, config: RunConfig, accelerator_spec: str, resume: Checkpoint | None) -> None:
+        gc.disable()  # until the role has started: train.collection
         from accel import load_accelerator_spec
         from train.roles import RolloutRole
 
@@ -65,6 +68,7 @@ class TrainerActor:
     def __init__(
         self, config: RunConfig, accelerator_spec: str, rank: int, store_path: str | None, resume: Checkpoint | None
     ) -> None:
+        gc.disable()  # until the role has started: train.collection
         from accel import load_accelerator_spec
         from train.roles import TrainerRole
 
@@ -133,6 +137,7 @@ class RayRuntime:
                 started.append(self._rollout.start.remote())
             ray.get(started)
             self._hand_over()
+        spare_from_collection()
 
     def step(self, rollout_id: int) -> StepOutput:
         with _plain_errors():

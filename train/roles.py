@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
@@ -14,6 +13,7 @@ from rollout.worker import RolloutSettings, RolloutWorker
 from train.batch import TrainBatch, batch_from_groups
 from train.checkpoint.generators import generator_states, restore_generators
 from train.checkpoint.manifest import Checkpoint, RolloutState, TrainerState
+from train.collection import end_sparing, spare_from_collection
 from train.config.run import RunConfig
 from train.replay.recorder import RolloutRecorder
 from train.weight_sync.buckets import group_into_buckets
@@ -34,16 +34,6 @@ def rollout_settings(config: RunConfig) -> RolloutSettings:
         bf16=config.model.bf16,
         trust_remote_code=config.model.trust_remote_code,
     )
-
-
-def spare_from_collection() -> None:
-    """Keep what start-up made (modules, code, models) out of later garbage collections.
-
-    A full collection walks all of it, two tenths of a second with torch and Megatron loaded, and the samples of a
-    rollout set one off every few steps.
-    """
-    gc.collect()
-    gc.freeze()
 
 
 class RolloutRole:
@@ -86,7 +76,7 @@ class RolloutRole:
 
     def close(self) -> None:
         self._worker.close()
-        gc.unfreeze()
+        end_sparing()
 
 
 class TrainerRole:
@@ -136,4 +126,4 @@ class TrainerRole:
 
     def close(self) -> None:
         self._trainer.close()
-        gc.unfreeze()
+        end_sparing()
