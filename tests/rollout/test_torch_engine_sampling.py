@@ -80,7 +80,7 @@ def test_kept_tokens_are_those_of_transformers(seed, top_k, top_p, scale):
         expected = TopKLogitsWarper(top_k)(None, expected)
     if top_p < 1:
         expected = TopPLogitsWarper(top_p)(None, expected)
-    kept = keep_likeliest(torch.log_softmax(logits, -1), plan(*[SamplingParams(1, top_k=top_k, top_p=top_p)] * 6))
+    kept = keep_likeliest(torch.softmax(logits, -1), plan(*[SamplingParams(1, top_k=top_k, top_p=top_p)] * 6))
     assert torch.equal(kept, expected > -torch.inf)
 
 
@@ -113,7 +113,7 @@ async def test_engine_records_kept_tokens_of_the_scaled_distribution(tiny_model,
         )
     assert plain.kept_token_ids is None
     log_probs = model.log_probs([*prompt, *filtered.output_ids], 0.8)[2:-1]
-    kept = keep_likeliest(log_probs, plan(*[params] * 8, vocab=90))
+    kept = keep_likeliest(log_probs.exp(), plan(*[params] * 8, vocab=90))
     assert filtered.kept_token_ids == [row.nonzero()[:, 0].tolist() for row in kept]
     assert all(token in ids for token, ids in zip(filtered.output_ids, filtered.kept_token_ids, strict=True))
 

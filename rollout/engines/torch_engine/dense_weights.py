@@ -88,6 +88,19 @@ class LayerWeights:
     post_norm: torch.Tensor  # [hidden]
     gate_up: torch.Tensor  # [2 * intermediate, hidden]
     down: torch.Tensor  # [hidden, intermediate]
+    # Views the other way round, as ``mm`` wants them.
+    qkv_t: torch.Tensor = field(init=False)
+    out_t: torch.Tensor = field(init=False)
+    gate_up_t: torch.Tensor = field(init=False)
+    down_t: torch.Tensor = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.qkv_t, self.out_t, self.gate_up_t, self.down_t = (
+            self.qkv.t(),
+            self.out.t(),
+            self.gate_up.t(),
+            self.down.t(),
+        )
 
 
 @dataclass

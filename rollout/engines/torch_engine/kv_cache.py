@@ -15,8 +15,8 @@ def round_up(length: int) -> int:
 class KVCache:
     """One row per running request; token ``i`` of a request lies at column ``i`` of its row.
 
-    A layer's tensor is [rows, kv heads, columns, 2 (key, value), head dim]: a token's key and value are written in one
-    copy, and keys (or values) of all rows and heads form one strided batch for ``bmm``. With ``max_total_tokens`` the
+    A layer is [2 (keys, values), rows, kv heads, columns, head dim]. (Keys and values of a token do not lie side by
+    side: matrix products over every other line of memory take three times as long.) With ``max_total_tokens`` the
     memory is taken once and never exceeded; without, it grows with what the running requests need. Rows are cut anew
     (contents kept) when a request needs longer ones.
     """
@@ -38,8 +38,9 @@ class KVCache:
         self._preallocate = max_total_tokens is not None
         self.max_tokens = max_total_tokens if max_total_tokens is not None else max_rows * round_up(max_len)
         self._blocks: list[torch.Tensor] = []
-        self.rows: list[torch.Tensor] = []
+        self.layers: list[torch.Tensor] = []
         self.columns = 0
+        self.generation = 0  # counts cuts: views of ``layers`` are good while it stays the same
         self.allocate()
 
     @property
@@ -50,7 +51,8 @@ class KVCache:
         self._take(self.max_tokens if self._preallocate else 0)
 
     def release(self) -> None:
-        self._blocks, self.rows, self.columns = [], [], 0
+        self._blocks, self.layers, self.columns = [], [], 0
+        self.generation += 1
 
     def clear(self) -> None:
         """Forget all rows. Zeroes, because what a row does not use is masked by adding -inf, which NaN survives."""
@@ -68,30 +70,33 @@ class KVCache:
             columns = round_up(length)  # the rows were cut for a longer request that has left
         if columns == self.columns and rows * columns <= self._tokens:
             return
-        kept = [layer[:used, :, : min(columns, self.columns)].clone() for layer in self.rows] if used else []
+        length = min(columns, self.columns)
+        kept = [layer[:, :used, :, :length].clone() for layer in self.layers] if used else []
         if rows * columns > self._tokens:
             self._take(min(self.max_tokens, max(rows * columns, self._tokens * 3 // 2)))
         self.columns = columns
-        self.rows = [self._cut(block, columns) for block in self._blocks]
+        self.generation += 1
+        self.layers = [self._cut(block, columns) for block in self._blocks]
         for index, old in enumerate(kept):
-            self.rows[index][:used, :, : old.shape[2]] = old
+            self.layers[index][:, :used, :, :length] = old
 
     def move(self, sources: np.ndarray, targets: np.ndarray, length: int) -> None:
         """Copy rows ``sources`` to rows ``targets`` (disjoint), their first ``length`` columns."""
         src = torch.from_numpy(sources).to(self._device)
         dst = torch.from_numpy(targets).to(self._device)
-        for layer in self.rows:
-            layer[:, :, :length].index_copy_(0, dst, layer[:, :, :length].index_select(0, src))
+        for layer in self.layers:
+            cached = layer[:, :, :, :length]
+            cached.index_copy_(1, dst, cached.index_select(1, src))
 
     @property
     def _tokens(self) -> int:
-        return self._blocks[0].shape[0] if self._blocks else 0
+        return self._blocks[0].shape[1] if self._blocks else 0
 
     def _take(self, tokens: int) -> None:
-        self._blocks, self.rows = [], []  # the old memory goes before the new is taken
-        size = (tokens, self._kv_heads * 2 * self._head_dim)
+        self._blocks, self.layers = [], []  # the old memory goes before the new is taken
+        size = (2, tokens, self._kv_heads * self._head_dim)
         self._blocks = [torch.zeros(size, dtype=self._dtype, device=self._device) for _ in range(self._layers)]
 
     def _cut(self, block: torch.Tensor, columns: int) -> torch.Tensor:
-        rows = block.shape[0] // columns
-        return block[: rows * columns].view(rows, self._kv_heads, columns, 2, self._head_dim)
+        rows = block.shape[1] // columns
+        return block[:, : rows * columns].view(2, rows, self._kv_heads, columns, self._head_dim)

@@ -9,6 +9,7 @@ import torch
 
 from rollout.engines.protocol import SamplingParams
 
+_BLOCK = 64  # tokens
 _PLAIN = SamplingParams(max_new_tokens=1)
 
 
@@ -65,34 +66,55 @@ def sample(
     scaled = logits.float()
     if plan.temperature is not None:
         scaled = scaled / plan.temperature
-    log_probs = torch.log_softmax(scaled, dim=-1)
-    allowed = log_probs if forbidden is None else log_probs.masked_fill(forbidden, -torch.inf)
+    probs = torch.softmax(scaled, dim=-1)
+    allowed = probs if forbidden is None else probs.masked_fill(forbidden, 0.0)
     kept = keep_likeliest(allowed, plan) if plan.filters else None
-    probs = allowed.exp()
-    if kept is not None:
-        probs *= kept
-    cumulative = probs.cumsum(dim=-1, dtype=torch.float64)
-    tokens = torch.searchsorted(cumulative, uniforms[:, None] * cumulative[:, -1:], right=True)[:, 0]
-    tokens.clamp_(max=logits.shape[-1] - 1)  # only rows of NaN reach past the end; their log-probability tells
+    tokens = _inverse_cdf(allowed if kept is None else allowed * kept, uniforms)
     if plan.greedy is not None:
-        tokens = torch.where(plan.greedy, allowed.argmax(dim=-1), tokens)
-    return Sampled(tokens, log_probs.gather(1, tokens[:, None])[:, 0], kept)
+        likeliest = (scaled if forbidden is None else scaled.masked_fill(forbidden, -torch.inf)).argmax(dim=-1)
+        tokens = torch.where(plan.greedy, likeliest, tokens)
+    return Sampled(tokens, probs.gather(1, tokens[:, None])[:, 0].log(), kept)
 
 
-def keep_likeliest(log_probs: torch.Tensor, plan: SamplingPlan) -> torch.Tensor:
-    """What top-k and then top-p (on the renormalised rest) leave: bool [rows, vocab], at least one a row.
+def _inverse_cdf(weights: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
+    """The first token of each row whose cumulative weight exceeds ``uniform`` of the row's total.
+
+    A large vocabulary is searched in two steps, by sums of blocks and then within one block: a running sum over all
+    of it would cost more than the model's own arithmetic where that is small.
+    """
+    rows, vocab = weights.shape
+    if vocab % _BLOCK or vocab < 8 * _BLOCK:
+        cumulative = weights.cumsum(dim=-1, dtype=torch.float64)
+        return _search(cumulative, uniforms[:, None] * cumulative[:, -1:])
+    blocks = weights.view(rows, -1, _BLOCK)
+    cumulative = blocks.sum(dim=-1, dtype=torch.float64).cumsum(dim=-1)
+    target = uniforms[:, None] * cumulative[:, -1:]
+    block = _search(cumulative, target)[:, None]
+    within = blocks.gather(1, block[:, :, None].expand(rows, 1, _BLOCK))[:, 0].cumsum(dim=-1, dtype=torch.float64)
+    end = cumulative.gather(1, block)
+    # Counted from the block's end, so that summing in another order cannot push the target past the last weight.
+    target = torch.minimum(within[:, -1:] - (end - target), torch.nextafter(within[:, -1:], torch.zeros_like(end)))
+    return block[:, 0] * _BLOCK + _search(within, target)
+
+
+def _search(cumulative: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    """Index of the first entry above ``target`` in each row; rows of NaN, which have none, get the last."""
+    found = torch.searchsorted(cumulative, target, right=True)[:, 0]
+    return found.clamp_(max=cumulative.shape[1] - 1)
+
+
+def keep_likeliest(probs: torch.Tensor, plan: SamplingPlan) -> torch.Tensor:
+    """What top-k and then top-p (on the renormalised rest) leave of ``probs``: bool [rows, vocab].
 
     Top-k keeps every token that ties with the k-th. Top-p keeps a token when those likelier than it sum to less than
     ``top_p`` (Holtzman et al. 2020), as the logits processors of ``transformers`` do.
     """
-    ordered, order = log_probs.sort(dim=-1, descending=True, stable=True)
-    keep = torch.ones_like(ordered, dtype=torch.bool)
+    ordered, order = probs.sort(dim=-1, descending=True, stable=True)
+    keep = ordered > 0
     if plan.top_k is not None:
-        keep = ordered >= ordered.gather(1, (plan.top_k - 1).expand(len(ordered), 1))
+        keep &= ordered >= ordered.gather(1, (plan.top_k - 1).expand(len(ordered), 1))
     if plan.top_p is not None:
-        probs = torch.softmax(ordered.masked_fill(~keep, -torch.inf), dim=-1)
-        before = probs.cumsum(dim=-1) - probs
-        keep = keep & (before < plan.top_p)
+        cumulative = (ordered * keep).cumsum(dim=-1)
+        keep &= cumulative - ordered < plan.top_p * cumulative[:, -1:]
         keep[:, 0] = True
-    keep = keep & (ordered > -torch.inf)
     return torch.zeros_like(keep).scatter_(1, order, keep)
