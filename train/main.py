@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from train.cli import run_guarded
+from train.collection import collection_paused
 from train.config import cli
 from train.config.run import RunConfig
 
@@ -45,7 +46,7 @@ def train(config: RunConfig) -> int:
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     progress = Progress(config.output.progress, total_steps=config.job.num_rollout)
     stop = StopRequest()
-    with progress, stop_on_interrupt(stop):
+    with progress, stop_on_interrupt(stop), collection_paused():
         progress.phase("checking configuration, prompts and device")
         prepared = prepare(config)
         config = prepared.config
@@ -88,9 +89,10 @@ def evaluation_plan(config: RunConfig) -> EvaluationPlan:
     evaluation = config.evaluation
     if not evaluation.eval_prompt_data or config.debug.replays:
         return NO_EVALUATION
+    before_train = not evaluation.skip_eval_before_train
     if config.debug.debug_rollout_only:  # the weights stay as they are
-        return EvaluationPlan(before_train=True)
-    return EvaluationPlan(not evaluation.skip_eval_before_train, evaluation.eval_interval, at_end=True)
+        return EvaluationPlan(before_train)
+    return EvaluationPlan(before_train, evaluation.eval_interval, at_end=True)
 
 
 def make_runtime(prepared: PreparedRun, progress: Progress) -> Runtime:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from observability.redact import redacted
 from rollout.collectors.output import RolloutOutput
 from samples.errors import InputError
 from train.checkpoint.model_facts import model_facts
@@ -19,7 +20,7 @@ class RolloutRecorder:
         assert config.model.hf_checkpoint is not None
         self._directory = directory
         self._model = model_facts(config.model.hf_checkpoint)
-        self._config: dict[str, Any] = config.model_dump(mode="json")
+        self._config: dict[str, Any] = redacted(config.model_dump(mode="json"))  # recordings get passed on
         directory.mkdir(parents=True, exist_ok=True)
 
     def record(self, output: RolloutOutput) -> None:
