@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from observability.redact import redacted
 from train.checkpoint.directory import CheckpointDirectory
 from train.checkpoint.errors import CheckpointWriteError
 from train.checkpoint.manifest import Manifest, ModelFacts, RunState
@@ -106,7 +107,7 @@ class CheckpointSaver:
             written=time.strftime("%Y-%m-%dT%H:%M:%S%z"),
             learning_rate=learning_rate(step, config.optimizer, config.job.num_rollout),
             model=self._identity.model,
-            config=config.model_dump(mode="json"),
+            config=redacted(config.model_dump(mode="json")),  # a checkpoint is passed on to others
             state=state,
         )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from observability.redact import redacted
 from samples.errors import InputError
 from train.checkpoint.manifest import Checkpoint
 from train.config.run import RunConfig
@@ -33,7 +34,7 @@ def check_settings(checkpoint: Checkpoint, config: RunConfig) -> list[str]:
             f"--load {checkpoint.directory}: nothing is left to do: it was saved after step {checkpoint.step + 1}, and "
             f"--num-rollout is {config.job.num_rollout}; give a larger --num-rollout to train on"
         )
-    changed = changed_settings(saved, config.model_dump(mode="json"))
+    changed = changed_settings(saved, redacted(config.model_dump(mode="json")))
     notes = [f"other settings than in the checkpoint: {', '.join(changed)}"] if changed else []
     return notes + _schedule_notes(saved, config)
 
