@@ -1,24 +1,20 @@
 """Decoding speed: the embedded rollout engine against ``transformers`` ``generate``, alternating in one process.
 
-    python benchmarks/decode.py [--threads N] [--rounds N] [--json FILE]
-
-Both answer the same prompts with the same random model (Qwen3 architecture) and sample at temperature 1. Beside them
-stand the time that the linear layers alone would take (the floor for any engine built on the same matrix library), and
-the engine with requests arriving one by one instead of all at once.
+Both answer the same prompts with the same random model (Qwen3 architecture) and sample at temperature 1. Beside them:
+the engine with requests arriving one by one instead of all at once, and with groups that share a prompt (as in
+training); and the matrix products of the decode steps alone, which is the floor for any engine on this library.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import os
-import statistics
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # the event loop needs a core too: see the CPU backend's worker_env
 os.environ.setdefault("GOMP_SPINCOUNT", "0")
@@ -30,15 +26,22 @@ from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 from transformers.utils import logging as transformers_logging
 
 from accel import select_accelerator
+from benchmarks.harness import Spread, alternate, parser, ratios, report, table
 from rollout.engines.protocol import GenerateRequest, SamplingParams
 from rollout.engines.torch_engine import TorchEngine
+from rollout.event_loop import EventLoopThread
 
-ENGINE, ARRIVING, TRANSFORMERS, FLOOR = (
-    "embedded engine",
-    "  arriving one by one",
-    "transformers generate",
-    "linear layers only",
-)
+GROUP = 8  # responses to one prompt in the grouped run
+ENGINE, TRANSFORMERS, FLOOR = "embedded engine", "transformers generate", "linear layers only"
+ARRIVING, GROUPED = "  arriving one by one", f"  {GROUP} responses a prompt"
+
+
+@dataclass(frozen=True)
+class Run:
+    """New tokens per second of wall-clock time, and of CPU time."""
+
+    per_second: float
+    per_cpu_second: float
 
 
 def build_model(args: argparse.Namespace, directory: Path) -> Qwen3ForCausalLM:
@@ -117,13 +120,13 @@ def linear_layers(model: Qwen3ForCausalLM, args: argparse.Namespace) -> int:
     return args.prompts * args.new_tokens
 
 
-async def measure(args: argparse.Namespace, directory: Path) -> dict[str, list[float]]:
-    """Tokens per second of every contestant, one value a round; the order turns from round to round."""
+def measure(args: argparse.Namespace, directory: Path) -> dict[str, list[Run]]:
+    """Every contestant's runs, in turn."""
     model = build_model(args, directory)
-    ids = torch.randint(
-        0, args.vocab, (args.prompts, args.prompt_len), generator=torch.Generator().manual_seed(args.seed)
-    )
+    generator = torch.Generator().manual_seed(args.seed)
+    ids = torch.randint(0, args.vocab, (args.prompts, args.prompt_len), generator=generator)
     prompts = [tuple(row) for row in ids.tolist()]
+    groups = [prompts[index // GROUP] for index in range(len(prompts))]
     engine = TorchEngine(
         directory,
         select_accelerator("cpu"),
@@ -132,76 +135,61 @@ async def measure(args: argparse.Namespace, directory: Path) -> dict[str, list[f
         max_context_len=args.prompt_len + args.new_tokens,
         threads=args.threads,
     )
-    await engine.start()
-
-    async def timed(work: Callable[[], Any]) -> float:
-        start = time.perf_counter()
-        tokens = work()
-        if asyncio.iscoroutine(tokens):
-            tokens = await tokens
-        return tokens / (time.perf_counter() - start)
-
-    contestants: dict[str, Callable[[], Any]] = {
-        ENGINE: lambda: serve(engine, prompts, args, 0.0),
+    loop = EventLoopThread("decode-benchmark")
+    loop.run(engine.start())
+    contestants: dict[str, Callable[[], int]] = {
+        ENGINE: lambda: loop.run(serve(engine, prompts, args, 0.0)),
         TRANSFORMERS: lambda: generate(model, ids, args),
-        ARRIVING: lambda: serve(engine, prompts, args, args.gap_ms / 1000),
+        ARRIVING: lambda: loop.run(serve(engine, prompts, args, args.gap_ms / 1000)),
+        GROUPED: lambda: loop.run(serve(engine, groups, args, 0.0)),
         FLOOR: lambda: linear_layers(model, args),
     }
-    speeds: dict[str, list[float]] = {name: [] for name in contestants}
-    for round_index in range(-1, args.rounds):
-        order = list(contestants) if round_index % 2 else list(reversed(contestants))
-        for name in order:
-            speed = await timed(contestants[name])
-            if round_index >= 0:  # the first round warms up
-                speeds[name].append(speed)
-    await engine.stop()
-    return speeds
+    for warm_up in contestants.values():
+        warm_up()
+
+    def timed(work: Callable[[], int]) -> Run:
+        wall, cpu = time.perf_counter(), time.process_time()
+        tokens = work()
+        return Run(tokens / (time.perf_counter() - wall), tokens / (time.process_time() - cpu))
+
+    sides = {name: lambda _repeat, work=work: timed(work) for name, work in contestants.items()}
+    runs = alternate(sides, args.repeats)
+    loop.run(engine.stop())
+    loop.close()
+    return runs
 
 
-def spread(values: list[float]) -> dict[str, float]:
-    return {"min": min(values), "median": statistics.median(values), "max": max(values)}
-
-
-def report(speeds: dict[str, list[float]], args: argparse.Namespace) -> dict[str, Any]:
-    """Print the table; the same figures as a mapping."""
-    rows = {}
-    print(
-        f"{args.prompts} prompts x {args.new_tokens} new tokens, hidden {args.hidden}, {args.layers} layers, fp32, ",
-        end="",
-    )
-    print(f"vocabulary {args.vocab}, {args.threads} thread(s), {args.rounds} rounds; arrivals {args.gap_ms:g} ms apart")
-    print(f"{'':24}{'tokens/s (median)':>18}{'times transformers, per round: min':>37}{'median':>8}{'max':>8}")
-    for name, values in speeds.items():
-        ratio = spread([value / base for value, base in zip(values, speeds[TRANSFORMERS], strict=True)])
-        rows[name.strip()] = {"tokens_per_second": spread(values), "ratio": ratio}
-        print(
-            f"{name:24}{statistics.median(values):>18,.0f}{ratio['min']:>37.2f}{ratio['median']:>8.2f}{ratio['max']:>8.2f}"
-        )
-    return {"settings": {key: value for key, value in vars(args).items() if key != "json"}, "results": rows}
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--hidden", type=int, default=128)
-    parser.add_argument("--layers", type=int, default=4)
-    parser.add_argument("--vocab", type=int, default=1024)
-    parser.add_argument("--prompts", type=int, default=64)
-    parser.add_argument("--prompt-len", type=int, default=16)
-    parser.add_argument("--new-tokens", type=int, default=32)
-    parser.add_argument("--gap-ms", type=float, default=1.0, help="time between arrivals in the one-by-one run")
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--json", type=Path, default=None, metavar="FILE", help="also write the figures there")
-    args = parser.parse_args()
+def main(argv: list[str] | None = None) -> None:
+    flags = parser(__doc__, repeats=9)
+    flags.add_argument("--hidden", type=int, default=128)
+    flags.add_argument("--layers", type=int, default=4)
+    flags.add_argument("--vocab", type=int, default=1024)
+    flags.add_argument("--prompts", type=int, default=64)
+    flags.add_argument("--prompt-len", type=int, default=16)
+    flags.add_argument("--new-tokens", type=int, default=32)
+    flags.add_argument("--gap-ms", type=float, default=1.0, help="time between arrivals in the one-by-one run")
+    flags.add_argument("--threads", type=int, default=torch.get_num_threads())
+    flags.add_argument("--seed", type=int, default=0)
+    args = flags.parse_args(argv)
     torch.set_num_threads(args.threads)
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
     with tempfile.TemporaryDirectory() as directory:
-        speeds = asyncio.run(measure(args, Path(directory)))
-    figures = report(speeds, args)
-    if args.json is not None:
-        args.json.write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
+        runs = measure(args, Path(directory))
+    results, rows = {}, []
+    for name, own in runs.items():
+        speed = Spread.of([run.per_second for run in own])
+        times = ratios([run.per_second for run in own], [run.per_second for run in runs[TRANSFORMERS]])
+        cpu_times = ratios([run.per_cpu_second for run in own], [run.per_cpu_second for run in runs[TRANSFORMERS]])
+        results[name.strip()] = {"tokens_per_second": speed, "times": times, "times_per_cpu_second": cpu_times}
+        rows.append((name, f"{speed.median:,.0f}", times.text(), cpu_times.text()))
+    title = (
+        f"{args.prompts} prompts of {args.prompt_len} tokens x {args.new_tokens} new ones; hidden {args.hidden}, "
+        f"{args.layers} layers, vocabulary {args.vocab}, fp32, {args.threads} thread(s); {args.repeats} runs"
+    )
+    header = ("", "tokens/s", "times transformers", "the same per CPU second")
+    settings = {key: value for key, value in vars(args).items() if key != "json"}
+    report("decode", {"settings": settings, "results": results}, table(title, header, rows), args.json)
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ class Decoder(ABC):
     """
 
     vocab_size: int
+    cache_tokens: int  # what the cache can hold in all
     count: int = 0
 
     @abstractmethod

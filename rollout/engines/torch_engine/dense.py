@@ -50,6 +50,7 @@ class DenseDecoder(Decoder):
         max_rows: int,
         max_len: int,
         max_total_tokens: int | None,
+        free_memory: int | None,
         threads: int,
     ) -> None:
         # Each thread gets a share of the rows of a product, and that share must not be small.
@@ -69,7 +70,9 @@ class DenseDecoder(Decoder):
             max_rows=max_rows,
             max_len=max_len,
             max_total_tokens=max_total_tokens,
+            free_memory=free_memory,
         )
+        self.cache_tokens = self._cache.max_tokens
         self.allocate_weights()
 
     def fits(self, rows: int, length: int) -> bool:

@@ -16,6 +16,7 @@ from rollout.engines.errors import EngineError
 from rollout.engines.protocol import EngineCapabilities, EngineHealth, GenerateRequest, GenerateResult
 from rollout.engines.torch_engine.decode_thread import DecodeThread
 from rollout.engines.torch_engine.detokenize import Detokenizer
+from rollout.engines.torch_engine.kv_cache import ROW_MULTIPLE
 from rollout.engines.torch_engine.opening import (
     DecoderChoice,
     DecoderSettings,
@@ -53,7 +54,8 @@ class TorchEngine:
     token.
 
     ``max_running_requests``: requests decoded at once. ``max_context_len``: prompt plus response, in tokens.
-    ``max_total_tokens``: tokens that the cache holds, taken at start (None: it grows with what runs).
+    ``max_total_tokens``: tokens that the cache holds, taken at start (None: it grows with what runs, up to half of the
+    memory that is free at the start).
     ``threads``: CPU threads of the decoding thread (None: as torch has it).
     """
 
@@ -314,16 +316,16 @@ class TorchEngine:
             max_rows=self._max_running,
             max_len=self._max_len,
             max_total_tokens=self._max_total_tokens,
+            free_memory=self._accelerator.memory_info(self._device_index).free,
             threads=torch.get_num_threads(),
             load_weights=self._load_weights,
             choice=self._decoder,
         )
         decoder, description = open_decoder(config, settings)
-        largest = self._max_total_tokens
         self._model = _Model(
             vocab_size=decoder.vocab_size,
             eos_ids=end_of_sequence_ids(self._model_dir, config, tokenizer),
-            largest=self._max_len if largest is None else largest // 16 * 16,
+            largest=min(self._max_len, decoder.cache_tokens // ROW_MULTIPLE * ROW_MULTIPLE),
             description=description,
         )
         scheduler = Scheduler(decoder, Detokenizer(tokenizer), settings.device, self._max_running)

@@ -55,12 +55,12 @@ class GeneralDecoder(Decoder):
         self._accepted = frozenset(inspect.signature(self._model.forward).parameters)
         self._config, self._device = self._model.config, device
         self._shapes = {name: parameter.shape for name, parameter in self._model.named_parameters()}
-        self._max_tokens = max_total_tokens if max_total_tokens is not None else max_rows * round_up(max_len)
+        self.cache_tokens = max_total_tokens if max_total_tokens is not None else max_rows * round_up(max_len)
         self._batches: list[_Batch] = []
         self.vocab_size = self._config.get_text_config().vocab_size
 
     def fits(self, rows: int, length: int) -> bool:
-        return rows * round_up(length) <= self._max_tokens
+        return rows * round_up(length) <= self.cache_tokens
 
     def admit(self, prompts: Sequence[Sequence[int]], source: np.ndarray, longest: int) -> torch.Tensor:  # noqa: ARG002
         lengths = np.array([len(prompt) for prompt in prompts])[source]

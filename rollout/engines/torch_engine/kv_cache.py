@@ -7,6 +7,8 @@ import torch
 
 ROW_MULTIPLE = 16  # row lengths are rounded up to this: see dense.py on why results do not depend on batch mates
 
+_FREE_SHARE = 0.5  # the rest is for activations, and for others on the same device
+
 
 def round_up(length: int) -> int:
     return -(-length // ROW_MULTIPLE) * ROW_MULTIPLE
@@ -17,8 +19,9 @@ class KVCache:
 
     A layer is [2 (keys, values), rows, kv heads, columns, head dim]. (Keys and values of a token do not lie side by
     side: matrix products over every other line of memory take three times as long.) With ``max_total_tokens`` the
-    memory is taken once and never exceeded; without, it grows with what the running requests need. Rows are cut anew
-    (contents kept) when a request needs longer ones.
+    memory is taken once and never exceeded; without, it grows with what the running requests need, up to
+    ``_FREE_SHARE`` of ``free_memory`` (bytes; None: unknown). Rows are cut anew (contents kept) when a request needs
+    longer ones.
     """
 
     def __init__(
@@ -32,11 +35,18 @@ class KVCache:
         max_rows: int,
         max_len: int,
         max_total_tokens: int | None,
+        free_memory: int | None,
     ) -> None:
         self._kv_heads, self._head_dim, self._layers = kv_heads, head_dim, layers
         self._dtype, self._device = dtype, device
         self._preallocate = max_total_tokens is not None
-        self.max_tokens = max_total_tokens if max_total_tokens is not None else max_rows * round_up(max_len)
+        if max_total_tokens is not None:
+            self.max_tokens = max_total_tokens
+        else:
+            self.max_tokens = max_rows * round_up(max_len)
+            if free_memory is not None:
+                bytes_per_token = 2 * layers * kv_heads * head_dim * dtype.itemsize
+                self.max_tokens = min(self.max_tokens, int(_FREE_SHARE * free_memory) // bytes_per_token)
         self._blocks: list[torch.Tensor] = []
         self.layers: list[torch.Tensor] = []
         self.columns = 0

@@ -26,6 +26,7 @@ class DecoderSettings:
     max_rows: int
     max_len: int
     max_total_tokens: int | None
+    free_memory: int | None  # bytes; None: unknown
     threads: int
     load_weights: bool
     choice: DecoderChoice = "auto"
@@ -70,6 +71,7 @@ def _open_dense(config: Any, settings: DecoderSettings) -> DenseDecoder:
         max_rows=settings.max_rows,
         max_len=settings.max_len,
         max_total_tokens=settings.max_total_tokens,
+        free_memory=settings.free_memory,
         threads=settings.threads,
     )
     if settings.load_weights:
