@@ -16,18 +16,18 @@ from accel.contract import Accelerator
 from samples.errors import InputError
 from samples.sample import Group
 from samples.slices import parse_file_spec
+from train.checkpoint.finding import check_files
 from train.checkpoint.manifest import Checkpoint, ModelFacts
-from train.checkpoint.model_facts import model_facts
+from train.checkpoint.model_facts import check_same_model, model_facts
 from train.checkpoint.resume import (
     check_output_directory,
-    check_resumed,
     check_save_directory,
     resume_facts,
     resumed_checkpoint,
     run_id_of,
     save_directory,
 )
-from train.checkpoint.settings import check_settings
+from train.checkpoint.settings import check_steps_left
 from train.config.run import RunConfig
 from train.config.sections import Section
 
@@ -57,15 +57,19 @@ def prepare(config: RunConfig) -> PreparedRun:
     from accel import select_accelerator
 
     accelerator = select_accelerator(
-        None if config.job.accelerator == "auto" else config.job.accelerator, emulate=config.job.emulate
+        None if config.job.accelerator == "auto" else config.job.accelerator,
+        emulate=config.job.emulate,
+        needs_device=config.job.ray_address is None,  # the driver of a cluster's job may stand on a node without one
     )
     check_devices(config, accelerator)
     resume = resumed_checkpoint(config)
-    notes = [] if resume is None else check_settings(resume, config)
     run_dir = make_run_dir(config, resume)
     if is_example(config):
         config = with_example(config, run_dir)
     config = resolve_threads(with_absolute_paths(config), accelerator)
+    model = model_facts(str(config.model.hf_checkpoint))
+    if resume is not None:
+        check_same_model(resume, model, config)
     facts = run_facts(config, accelerator)
     num_rollout = config.job.num_rollout
     if config.debug.replays:
@@ -76,10 +80,10 @@ def prepare(config: RunConfig) -> PreparedRun:
     saves_to = save_directory(config, run_dir)
     if saves_to is not None:
         check_save_directory(saves_to, resume)
-    model = model_facts(str(config.model.hf_checkpoint))
     if resume is not None:
-        check_resumed(resume, config, model, num_rollout)
-    facts |= resume_facts(resume, notes, config)
+        check_steps_left(resume, num_rollout)
+        check_files(resume)
+    facts |= resume_facts(resume, config)
     run_id = run_id_of(resume)
     facts["run_id"] = run_id
     return PreparedRun(config, accelerator, run_dir, num_rollout, facts, run_id, model, saves_to, resume)

@@ -117,7 +117,10 @@ def test_a_run_that_goes_on_elsewhere_begins_with_the_step_after_the_saved_one(
     assert (tmp_path / "hf" / "model.safetensors").exists()
 
 
-@pytest.mark.parametrize("layout", [(), ("--actor-num-gpus-per-node", "2")], ids=["one rank", "two data ranks"])
+TWO_RANKS = pytest.param(("--actor-num-gpus-per-node", "2"), marks=pytest.mark.nightly)
+
+
+@pytest.mark.parametrize("layout", [(), TWO_RANKS], ids=["one rank", "two data ranks"])
 def test_a_killed_ray_run_goes_on_as_if_it_had_not_been(
     tmp_path: Path, layout: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ):

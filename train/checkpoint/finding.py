@@ -32,7 +32,7 @@ def find_checkpoint(load: str, save_directory: Path | None) -> Checkpoint | None
         assert save_directory is not None
         steps = checkpoint_steps(save_directory)
         return _read(CheckpointDirectory(save_directory).checkpoint(steps[-1]), "--load auto:") if steps else None
-    given = Path(load).expanduser()
+    given = Path(load).expanduser().absolute()  # workers start in other directories
     if not given.is_dir():
         what = "is a file; give the directory of a checkpoint" if given.exists() else "there is no such directory"
         raise InputError(f"--load {load}: {what}")

@@ -8,7 +8,8 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from samples.errors import InputError
-from train.checkpoint.manifest import ModelFacts
+from train.checkpoint.manifest import Checkpoint, ModelFacts
+from train.config.run import RunConfig
 
 # Of config.json: what says nothing about the weights.
 _INCIDENTAL = {
@@ -31,13 +32,13 @@ def model_facts(directory: str | Path) -> ModelFacts:
     )
 
 
-def check_same_model(saved: ModelFacts, ours: ModelFacts, where: str, hf_checkpoint: str) -> None:
+def check_same_model(checkpoint: Checkpoint, ours: ModelFacts, config: RunConfig) -> None:
     """Raise InputError, saying what differs, unless a checkpoint belongs to the model in ``--hf-checkpoint``."""
-    difference = model_difference(saved, ours)
+    difference = model_difference(checkpoint.manifest.model, ours)
     if difference is not None:
         raise InputError(
-            f"{where} is the checkpoint of another model than --hf-checkpoint {hf_checkpoint}: {difference}; give the "
-            "model that the run began with"
+            f"--load {checkpoint.directory} is the checkpoint of another model than --hf-checkpoint "
+            f"{config.model.hf_checkpoint}: {difference}; give the model that the run began with"
         )
 
 

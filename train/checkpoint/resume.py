@@ -10,10 +10,10 @@ from uuid import uuid4
 from observability import Progress
 from samples.errors import InputError
 from train.checkpoint.directory import CheckpointDirectory
-from train.checkpoint.finding import check_files, default_save_directory, find_checkpoint
-from train.checkpoint.manifest import Checkpoint, ModelFacts
+from train.checkpoint.finding import default_save_directory, find_checkpoint
+from train.checkpoint.manifest import Checkpoint
 from train.checkpoint.metrics_file import rewind_metrics
-from train.checkpoint.model_facts import check_same_model
+from train.checkpoint.settings import check_seed, check_steps_left, setting_notes
 from train.config.run import RunConfig
 
 
@@ -27,29 +27,26 @@ def save_directory(config: RunConfig, output_dir: Path | None) -> Path | None:
 
 
 def resumed_checkpoint(config: RunConfig) -> Checkpoint | None:
-    """The checkpoint that ``--load`` means, if any; its files are not looked at yet."""
+    """The checkpoint that ``--load`` means, if any; its files are not looked at yet.
+
+    Raises InputError where there is none, where it is of a run with another seed, or where nothing is left to do.
+    """
     load, output_dir = config.checkpoint.load, config.output.output_dir
     if load is None:
         return None
-    return find_checkpoint(load, save_directory(config, None if output_dir is None else Path(output_dir)))
+    resume = find_checkpoint(load, save_directory(config, None if output_dir is None else Path(output_dir)))
+    if resume is not None:
+        check_seed(resume, config.job.seed)
+        check_steps_left(resume, config.job.num_rollout)
+    return resume
 
 
-def check_resumed(resume: Checkpoint, config: RunConfig, model: ModelFacts, num_rollout: int) -> None:
-    """Refuse a checkpoint of another model, a damaged one, and one after which there is nothing left to replay."""
-    check_same_model(resume.manifest.model, model, f"--load {resume.directory}", str(config.model.hf_checkpoint))
-    check_files(resume)
-    if resume.step + 1 >= num_rollout:
-        raise InputError(
-            f"--load {resume.directory}: nothing is left to do: it was saved after step {resume.step + 1}, and the "
-            f"recording has {num_rollout} rollouts; load an earlier checkpoint"
-        )
-
-
-def resume_facts(resume: Checkpoint | None, notes: list[str], config: RunConfig) -> dict[str, str]:
+def resume_facts(resume: Checkpoint | None, config: RunConfig) -> dict[str, str]:
     """What is said at the start, and in config.toml, about where the run begins."""
     if resume is None:
         return {"resumes": "nothing: no checkpoint is there yet"} if config.checkpoint.load == "auto" else {}
     facts = {"resumes": f"{resume.directory}, after step {resume.step + 1}"}
+    notes = setting_notes(resume, config)
     return facts | ({"changed since": "; ".join(notes)} if notes else {})
 
 

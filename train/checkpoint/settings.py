@@ -17,23 +17,31 @@ _OF_NO_ACCOUNT = {
 }  # fmt: skip
 
 
-def check_settings(checkpoint: Checkpoint, config: RunConfig) -> list[str]:
-    """Lines that name what has changed since the checkpoint; raises InputError for what cannot change in a run.
+def check_seed(checkpoint: Checkpoint, seed: int) -> None:
+    """Refuse another seed than the run began with."""
+    saved = checkpoint.manifest.config["job"]["seed"]
+    if saved != seed:
+        raise InputError(
+            f"--seed {seed}: {checkpoint.directory} is of a run with --seed {saved}, from which everything random in "
+            f"it follows; resume with --seed {saved}"
+        )
+
+
+def check_steps_left(checkpoint: Checkpoint, num_rollout: int) -> None:
+    """Refuse a checkpoint of the last of ``num_rollout`` steps, or of a later one."""
+    if checkpoint.step + 1 >= num_rollout:
+        raise InputError(
+            f"--load {checkpoint.directory}: nothing is left to do: it was saved after step {checkpoint.step + 1}, and "
+            f"the run has {num_rollout}; give a larger --num-rollout to train on (or a longer recording to replay)"
+        )
+
+
+def setting_notes(checkpoint: Checkpoint, config: RunConfig) -> list[str]:
+    """What is set otherwise than in the run that saved, as lines; ``config`` with every default resolved.
 
     Prompts, their order and the model are looked at where they are opened.
     """
     saved = checkpoint.manifest.config
-    seed = saved["job"]["seed"]
-    if seed != config.job.seed:
-        raise InputError(
-            f"--seed {config.job.seed}: {checkpoint.directory} is of a run with --seed {seed}, from which everything "
-            f"random in it follows; resume with --seed {seed}"
-        )
-    if checkpoint.step + 1 >= config.job.num_rollout:
-        raise InputError(
-            f"--load {checkpoint.directory}: nothing is left to do: it was saved after step {checkpoint.step + 1}, and "
-            f"--num-rollout is {config.job.num_rollout}; give a larger --num-rollout to train on"
-        )
     changed = changed_settings(saved, redacted(config.model_dump(mode="json")))
     notes = [f"other settings than in the checkpoint: {', '.join(changed)}"] if changed else []
     return notes + _schedule_notes(saved, config)
