@@ -4,13 +4,12 @@ Run ``python -m benchmarks.example_study``. Every run is the product's own comma
 in a process of its own; a setting is a handful of its flags. A run passes when the mean of ``rollout/raw_reward`` over
 its last ten rollouts is at least 0.9.
 
-Why runs fail, as the columns show it: the policy grows sure of a wrong digit. All sixteen answers to a prompt are then
-alike, the group has no spread in its rewards and takes no gradient, so nothing undoes the mistake; the entropy of such
-prompts is zero while their reward is zero ("stuck digits"). It happens where a step is too large for what it was
-estimated from: a high learning rate, few groups, or, late in a run, four optimizer steps on the two or three groups
-that still have a spread. Where the entropy bonus is missing it happens more often. What keeps it away: more responses
-a rollout, further sampling rounds while few groups have a spread, optimizer steps of a fixed number of samples (so a
-rollout that leaves few groups takes one step and not four), the entropy bonus, and a learning rate that decays.
+Why runs fail, as the columns show it: the policy grows sure of a wrong digit. All answers to a prompt are then alike,
+the group has no spread in its rewards and takes no gradient, so nothing undoes the mistake: the entropy and the share of
+groups with a spread go to zero while the reward stands still below the goal ("stuck digits" are answered wrongly and
+without doubt). It takes steps that are too large for what they were estimated from: few responses a rollout, a high
+learning rate, or, late in a run, four optimizer steps on the two or three groups that still have a spread, where
+optimizer steps of a fixed number of samples (``--global-batch-size``) make it one.
 """
 
 from __future__ import annotations
@@ -166,7 +165,10 @@ def main(argv: list[str] | None = None) -> None:
         futures = {
             setting: [pool.submit(run, setting, seed, Path(name)) for seed in args.seeds] for setting in args.settings
         }
-        results = {setting: [future.result() for future in runs] for setting, runs in futures.items()}
+        results = {}
+        for setting, runs in futures.items():
+            results[setting] = [future.result() for future in runs]
+            print(f"  {', '.join(row_of(setting, results[setting]))}", file=sys.stderr, flush=True)
     rows = [row_of(setting, runs) for setting, runs in results.items()]
     title = f"The built-in example: mean reward of the last {LAST} rollouts, over seeds {args.seeds}"
     report("example_study", {"settings": SETTINGS, "runs": results}, table(title, HEADER, rows), args.json)
