@@ -5,10 +5,10 @@ in a process of its own; a setting is a handful of its flags. A run passes when 
 its last ten rollouts is at least 0.9.
 
 Why runs fail, as the columns show it: the policy grows sure of a wrong digit. All answers to a prompt are then alike,
-the group has no spread in its rewards and takes no gradient, so nothing undoes the mistake: the entropy and the share of
-groups with a spread go to zero while the reward stands still below the goal ("stuck digits" are answered wrongly and
-without doubt). It takes steps that are too large for what they were estimated from: few responses a rollout, a high
-learning rate, or, late in a run, four optimizer steps on the two or three groups that still have a spread, where
+the group has no spread in its rewards and takes no gradient, so nothing undoes the mistake: the entropy and the share
+of groups with a spread go to zero while the reward stands still below the goal ("stuck digits" are answered wrongly
+and without doubt). It takes steps that are too large for what they were estimated from: few responses a rollout, a
+high learning rate, or, late in a run, four optimizer steps on the two or three groups that still have a spread, where
 optimizer steps of a fixed number of samples (``--global-batch-size``) make it one.
 """
 

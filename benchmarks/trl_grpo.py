@@ -30,7 +30,7 @@ Score = Callable[[list[str], list[str]], list[float]]
 
 @dataclass(frozen=True)
 class GrpoSettings:
-    """One GRPO run in our terms: ``prompts`` x ``group_size`` responses a rollout, ``optimizer_steps`` taken on them."""
+    """One GRPO run in our terms: ``prompts`` x ``group_size`` responses a rollout, ``optimizer_steps`` on them."""
 
     prompts: int
     group_size: int
