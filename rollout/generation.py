@@ -28,7 +28,9 @@ def sampling_params(config: RolloutConfig) -> SamplingParams:
     )
 
 
-async def generate_sample(engine: Engine, sample: Sample, params: SamplingParams, *, seed: int, max_context_len: int) -> None:
+async def generate_sample(
+    engine: Engine, sample: Sample, params: SamplingParams, *, seed: int, max_context_len: int
+) -> None:
     """Answer ``sample`` in place; a sample that already holds a partial response goes on from there."""
     assert sample.index is not None
     assert sample.rollout_id is not None

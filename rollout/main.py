@@ -14,7 +14,9 @@ def main(argv: list[str] | None = None) -> int:
     """Run ``accelrl rollout`` with ``argv`` (default: the process's own); returns the exit status."""
     parser = argparse.ArgumentParser(prog="accelrl rollout", description=__doc__, allow_abbrev=False)
     commands = parser.add_subparsers(dest="command", required=True)
-    add_arguments(commands.add_parser("generate", help="answer prompts with a model and score the answers", allow_abbrev=False))
+    add_arguments(
+        commands.add_parser("generate", help="answer prompts with a model and score the answers", allow_abbrev=False)
+    )
     args = parser.parse_args(argv)
     try:
         return generate(args)
