@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
-import socket
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,6 +20,7 @@ from train.checkpoint.errors import CheckpointWriteError
 from train.checkpoint.manifest import Checkpoint, RolloutState, RunState, TrainerState
 from train.collection import spare_from_collection
 from train.config.run import RunConfig
+from train.local_ray import LocalRay, loopback_interface
 from train.loop import StepOutput
 from train.replay.role import ReplayRole
 
@@ -122,7 +122,7 @@ class RayRuntime:
         self._leases: RayDeviceLeases | None = None
         self._resume = resume
         self._version = -1 if resume is None else resume.manifest.state.weight_version - 1
-        self._started_ray = False
+        self._local_ray = LocalRay()
 
     def start(self) -> None:
         self._progress.phase("starting Ray" if self._config.job.ray_address is None else "joining the Ray cluster")
@@ -201,13 +201,14 @@ class RayRuntime:
 
         actors = [actor for actor in [self._rollout, *self._trainers] if actor is not None]
         self._rollout, self._trainers = None, []
+        worker_died = False
         try:
             if actors and ray.is_initialized():
                 done, pending = ray.wait(
                     [actor.close.remote() for actor in actors], num_returns=len(actors), timeout=_CLOSE_TIMEOUT
                 )
-                with _plain_errors(ignore_dead_actors=True):
-                    ray.get(done)
+                with _plain_errors():
+                    worker_died = _died(done)
                 if pending:
                     raise TimeoutError(f"{len(pending)} worker(s) did not close within {_CLOSE_TIMEOUT:g} s")
         finally:
@@ -218,7 +219,10 @@ class RayRuntime:
                     self._leases.close()
                 if self._group is not None:
                     ray.util.remove_placement_group(self._group)
-                ray.shutdown()
+            logs = self._run_dir / "ray_logs" if worker_died else None
+            self._local_ray.stop(keep_logs=logs)
+            if logs is not None and logs.exists():
+                self._progress.note(f"a worker process died; Ray's logs are in {logs}")
 
     def _hand_over(self) -> None:
         if self._rollout is None or not self._trainers:
@@ -235,22 +239,17 @@ class RayRuntime:
     def _connect(self) -> None:
         address = self._config.job.ray_address
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-        if address is None:
-            # The only switch by which Ray keeps a one-machine cluster on the loopback interface; despite its name it
-            # is read on every platform.
-            os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
-        import ray
-
-        common: dict[str, Any] = {"logging_level": "error", "log_to_driver": True, "include_dashboard": False}
+        common: dict[str, Any] = {"logging_level": "error", "log_to_driver": True}
         # Ray prepends the driver's working directory to its workers' module path. A folder of the user's that holds a
         # train.py would shadow ours there, so Ray is started from the run's own directory.
         with contextlib.chdir(self._run_dir):
-            if address is not None:
-                common.pop("include_dashboard")
+            if address is None:
+                devices = ray_node_options(self._accelerator, self._accelerator.device_count())
+                self._local_ray.start({"num_cpus": 0, "num_gpus": 0, "include_dashboard": False} | devices | common)
+            else:
+                import ray
+
                 ray.init(address=address, **common)
-                return
-            devices = ray_node_options(self._accelerator, self._accelerator.device_count())
-            ray.init(**({"num_cpus": 0, "num_gpus": 0} | devices | common))
 
     def _place(self) -> None:
         import ray
@@ -343,16 +342,8 @@ class RayRuntime:
             )
 
 
-def loopback_interface() -> str:
-    """The loopback interface's name ("lo" on Linux, "lo0" on macOS)."""
-    for _, name in socket.if_nameindex():
-        if name in ("lo", "lo0"):
-            return name
-    raise InputError("this machine has no loopback network interface (lo): Ray and gloo cannot run on it")
-
-
 @contextlib.contextmanager
-def _plain_errors(ignore_dead_actors: bool = False) -> Iterator[None]:
+def _plain_errors() -> Iterator[None]:
     """Raise the worker's own error instead of Ray's wrapper around it."""
     import ray.exceptions
 
@@ -363,6 +354,16 @@ def _plain_errors(ignore_dead_actors: bool = False) -> Iterator[None]:
         if isinstance(cause, InputError | AcceleratorError | CheckpointWriteError):
             raise type(cause)(*cause.args) from None
         raise
-    except ray.exceptions.RayActorError:
-        if not ignore_dead_actors:
-            raise
+
+
+def _died(closing: list[Any]) -> bool:
+    """Whether an actor was dead already when it was asked to close. Raises what went wrong in one that was not."""
+    import ray
+
+    died = False
+    for reference in closing:
+        try:
+            ray.get(reference)
+        except ray.exceptions.RayActorError:
+            died = True
+    return died

@@ -1,0 +1,90 @@
+"""The Ray cluster that a run starts for itself: on the loopback interface, and closed to everyone else.
+
+Left to itself Ray keeps its sockets, logs and spilled objects in ``/tmp/ray``, which every user of the machine may
+write to, and the token that its processes show each other in the home directory. Here both belong to the run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import shutil
+import socket
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from samples.errors import InputError
+
+# A path of a Unix socket has 107 bytes on Linux and 103 on macOS; Ray's own part of it,
+# session_<date>_<time>_<microseconds>_<pid>/sockets/plasma_store, takes up to 64.
+_LONGEST_DIRECTORY = 103 - 64
+_REMOVAL_TRIES, _REMOVAL_PAUSE = 20, 0.25
+
+
+class LocalRay:
+    """Ray on this machine, for this process; ``start`` once, then ``stop``."""
+
+    def __init__(self) -> None:
+        self._directory: Path | None = None
+
+    def start(self, options: dict[str, Any]) -> None:
+        """``ray.init`` with ``options``, listening on loopback only."""
+        loopback_interface()
+        # The only switch by which Ray keeps a one-machine cluster on the loopback interface; despite its name it is
+        # read on every platform.
+        os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
+        _require_token()
+        import ray
+
+        self._directory = private_directory()
+        ray.init(**options, _temp_dir=str(self._directory))
+
+    def stop(self, keep_logs: Path | None = None) -> None:
+        """End Ray and remove what it kept; its logs are copied to ``keep_logs`` as far as they can be."""
+        import ray
+
+        ray.shutdown()
+        directory, self._directory = self._directory, None
+        if directory is None:
+            return
+        if keep_logs is not None:
+            logs = (directory / "session_latest").resolve() / "logs"
+            with contextlib.suppress(OSError):  # a full disk may be why they are wanted; what did fit is there
+                shutil.copytree(logs, keep_logs, ignore_dangling_symlinks=True, dirs_exist_ok=True)
+        for _ in range(_REMOVAL_TRIES):  # a worker that is just ending may still write
+            shutil.rmtree(directory, ignore_errors=True)
+            if not directory.exists():
+                return
+            time.sleep(_REMOVAL_PAUSE)
+
+
+def private_directory() -> Path:
+    """A new directory for temporary files that only this user can enter, with a path short enough for Ray's sockets.
+
+    It is in ``TMPDIR``, or in ``/tmp`` where that is too long.
+    """
+    for parent in (tempfile.gettempdir(), "/tmp"):
+        directory = Path(tempfile.mkdtemp(prefix="accelrl-", dir=parent))
+        if len(os.fsencode(directory)) <= _LONGEST_DIRECTORY:
+            return directory
+        directory.rmdir()
+    raise InputError(f"TMPDIR {tempfile.gettempdir()} is too long for Ray's sockets, and /tmp cannot be used")
+
+
+def loopback_interface() -> str:
+    """The loopback interface's name ("lo" on Linux, "lo0" on macOS)."""
+    for _, name in socket.if_nameindex():
+        if name in ("lo", "lo0"):
+            return name
+    raise InputError("this machine has no loopback network interface (lo): Ray and gloo cannot run on it")
+
+
+def _require_token() -> None:
+    # Other users reach the loopback interface too. Ray would write a token of its own into the home directory.
+    if os.environ.setdefault("RAY_AUTH_MODE", "token") == "disabled":
+        return
+    if not os.environ.get("RAY_AUTH_TOKEN_PATH") and not os.environ.get("RAY_AUTH_TOKEN"):
+        os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
