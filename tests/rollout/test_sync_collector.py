@@ -1,0 +1,108 @@
+"""The synchronous collector's sampling rounds, with an engine that answers at once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from filters import DynamicFilterOutput
+from rollout.collectors.sync import SyncCollector
+from rollout.config import RewardConfig, RolloutConfig
+from rollout.engines.protocol import FinishReason, GenerateRequest, GenerateResult
+from rollout.rewards.exact_match import ExactMatchReward
+from samples import DataSource
+from samples.config import DataConfig
+from samples.errors import InputError
+from samples.sample import Group
+from samples.tokenizer import load_tokenizer
+from train.example import write_example
+
+
+class AnsweringEngine:
+    """Answers every request with the token that it began with."""
+
+    async def generate(self, request: GenerateRequest) -> GenerateResult:
+        token = request.input_ids[0]
+        return GenerateResult(request.request_id, [token], [-0.5], FinishReason.STOP, str(token), weight_version=0)
+
+
+class Filter:
+    """Keeps the groups whose index ``keeps`` says yes to, and counts what it sees."""
+
+    def __init__(self, keeps: Any) -> None:
+        self._keeps = keeps
+        self.seen: list[int] = []
+
+    def __call__(self, _args: Any, group: Group, **_: Any) -> DynamicFilterOutput:
+        index = group[0].group_index
+        assert index is not None
+        self.seen.append(index)
+        return DynamicFilterOutput(keep=self._keeps(index), reason="unlucky")
+
+
+@pytest.fixture(scope="module")
+def example(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    return write_example(tmp_path_factory.mktemp("example"), seed=0)
+
+
+def collector(example: Any, keeps: Any, **settings: Any) -> tuple[SyncCollector, Filter]:
+    config = RolloutConfig(rollout_batch_size=8, n_samples_per_prompt=2, rollout_max_response_len=2, **settings)
+    data = DataConfig(prompt_data=(str(example.prompt_data),), label_key="label")
+    source = DataSource(
+        data, load_tokenizer(Path(example.hf_checkpoint)), seed=0, n_samples_per_prompt=2, max_prompt_len=16
+    )
+    dynamic_filter = Filter(keeps)
+    made = SyncCollector(
+        config,
+        RewardConfig(),
+        engine=AnsweringEngine(),  # type: ignore[arg-type]
+        source=source,
+        reward=ExactMatchReward(),
+        dynamic_filter=dynamic_filter,
+        seed=0,
+        max_context_len=32,
+    )
+    return made, dynamic_filter
+
+
+async def test_a_further_round_draws_what_is_missing_and_a_margin(example: Any) -> None:
+    made, dynamic_filter = collector(example, lambda index: index != 3)
+    output = await made.collect(0)
+    # One of eight was dropped. One is missing: 8 / 7 draws are needed on average, 0.4 is their standard deviation.
+    assert len(dynamic_filter.seen) == 8 + 2
+    assert [group[0].group_index for group in output.groups] == [0, 1, 2, 4, 5, 6, 7, 8]
+    assert output.metrics["rollout/dynamic_filter/rounds"] == 2
+    assert output.metrics["rollout/dynamic_filter/groups_surplus"] == 1
+
+
+async def test_a_further_round_is_never_larger_than_the_first(example: Any) -> None:
+    made, dynamic_filter = collector(example, lambda index: index == 0 or index >= 8)
+    await made.collect(0)
+    assert len(dynamic_filter.seen) == 8 + 8
+
+
+async def test_nothing_kept_so_far_draws_a_whole_round_again(example: Any) -> None:
+    made, dynamic_filter = collector(example, lambda index: index >= 16)
+    output = await made.collect(0)
+    assert len(dynamic_filter.seen) == 3 * 8
+    assert len(output.groups) == 8
+
+
+async def test_over_sampling_draws_as_many_in_every_round(example: Any) -> None:
+    made, dynamic_filter = collector(example, lambda index: index % 4 == 0, over_sampling_batch_size=16)
+    output = await made.collect(0)
+    assert len(dynamic_filter.seen) == 2 * 16
+    assert [group[0].group_index for group in output.groups] == list(range(0, 32, 4))
+
+
+async def test_the_last_round_decides_by_the_policy_for_too_few_groups(example: Any) -> None:
+    settings = {"max_sampling_rounds": 2}
+    made, _ = collector(example, lambda index: index == 1, on_sampling_exhausted="shrink", **settings)
+    assert [group[0].group_index for group in (await made.collect(0)).groups] == [1]
+    made, _ = collector(example, lambda index: index == 1, on_sampling_exhausted="fallback", **settings)
+    assert [group[0].group_index for group in (await made.collect(0)).groups] == list(range(8))
+    made, _ = collector(example, lambda index: index == 1, on_sampling_exhausted="raise", **settings)
+    with pytest.raises(InputError, match=r"--max-sampling-rounds 2 .* 15 dropped \(15 unlucky\)"):
+        await made.collect(0)
