@@ -17,7 +17,7 @@ from samples.sample import Group
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The flags of ``generate``; their names and meanings are those of ``python -m train``."""
-    data, rollout, reward = DataConfig.model_fields, RolloutConfig.model_fields, RewardConfig.model_fields
+    data, reward = DataConfig.model_fields, RewardConfig.model_fields
     parser.add_argument("--hf-checkpoint", required=True, type=Path, help="Hugging Face model directory")
     parser.add_argument("--prompt-data", required=True, nargs="+", help=data["prompt_data"].description)
     parser.add_argument("--input-key", default=data["input_key"].default, help=data["input_key"].description)

@@ -18,7 +18,7 @@ class FinishReason(StrEnum):
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """How to sample one response. ``temperature`` 0 is greedy (evaluation); training refuses it when flags are parsed."""
+    """How to sample one response. ``temperature`` 0 is greedy (evaluation); training refuses it at the start."""
 
     max_new_tokens: int
     min_new_tokens: int = 0
@@ -121,7 +121,7 @@ class Engine(Protocol):
         ...
 
     async def update_weights(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Take a bucket of whole tensors under their Hugging Face names. An unknown name or a shape that differs raises."""
+        """Take a bucket of whole tensors under their Hugging Face names. An unknown name or another shape raises."""
         ...
 
     async def commit_update(self, version: int) -> None:
