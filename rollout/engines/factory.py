@@ -21,7 +21,8 @@ def choose_engine(config: RolloutConfig) -> tuple[Literal["torch"], str]:
     installed = importlib.util.find_spec("sglang") is not None
     if config.rollout_engine == "sglang":
         raise InputError(
-            "--rollout-engine sglang: this version serves rollouts with the embedded engine only; use --rollout-engine torch"
+            "--rollout-engine sglang: this version serves rollouts with the embedded engine only; "
+            "use --rollout-engine torch"
         )
     return "torch", "SGLang is installed but not served by this version" if installed else "no SGLang is installed"
 
