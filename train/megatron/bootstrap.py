@@ -6,8 +6,10 @@ import copy
 import importlib
 import logging
 import re
+import sys
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -32,8 +34,23 @@ def prepare_megatron(accelerator: Accelerator, extra_modules: Sequence[str] = ()
     if accelerator.device_type == "cpu":
         patches["megatron.core.tensor_parallel.random"] = _quiet_host_generator_alarm
     accel.retarget.install(accelerator, extra_modules=extra_modules, after_import=patches)
-    _define_missing_gemm(importlib.import_module("megatron.core.transformer.moe.moe_utils"))
-    _allow_sequence_parallel_norms(importlib.import_module("megatron.core.transformer.torch_norm"))
+    with _without_wandb():
+        _define_missing_gemm(importlib.import_module("megatron.core.transformer.moe.moe_utils"))
+        _allow_sequence_parallel_norms(importlib.import_module("megatron.core.transformer.torch_norm"))
+
+
+@contextmanager
+def _without_wandb() -> Iterator[None]:
+    # Megatron imports wandb where it is installed, used or not. That costs half a second, and two temporary directories
+    # that a process leaves behind when it is killed, as a Ray worker is.
+    if "wandb" in sys.modules:
+        yield
+        return
+    sys.modules["wandb"] = None  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        del sys.modules["wandb"]
 
 
 def _quiet_fallback_notices() -> None:
