@@ -63,6 +63,7 @@ class RolloutWorker:
             max_context_len=limits.max_context_len,
             threads=settings.threads,
             load_weights=load_weights,
+            trust_remote_code=settings.trust_remote_code,
         )
         args = UserArgs(settings.rollout, settings.reward)
         self._reward = build_reward(settings.reward, args)

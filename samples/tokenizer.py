@@ -13,9 +13,9 @@ def load_tokenizer(directory: Path, *, trust_remote_code: bool = False) -> Any:
     from transformers import AutoTokenizer
 
     try:
-        return AutoTokenizer.from_pretrained(directory, trust_remote_code=trust_remote_code)
+        return AutoTokenizer.from_pretrained(directory, trust_remote_code=trust_remote_code, local_files_only=True)
     except (OSError, ValueError, KeyError) as error:
         raise InputError(
             f"--hf-checkpoint {directory}: the tokenizer does not load ({error}); the directory needs tokenizer.json "
-            "or the model's own tokenizer files"
+            "or the model's own tokenizer files (one that is Python code is run only with --trust-remote-code)"
         ) from error

@@ -36,6 +36,7 @@ def create_engine(
     max_context_len: int,
     threads: int,
     load_weights: bool,
+    trust_remote_code: bool = False,
 ) -> Engine:
     """The engine that ``--rollout-engine`` names, not started yet."""
     choose_engine(config)
@@ -50,4 +51,5 @@ def create_engine(
         max_total_tokens=config.engine_max_total_tokens,
         load_weights=load_weights,
         threads=threads,
+        trust_remote_code=trust_remote_code,
     )

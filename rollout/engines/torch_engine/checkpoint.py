@@ -21,7 +21,9 @@ def checkpoint_files(model_dir: Path) -> list[Path]:
     elif single.is_file():
         files = [single]
     else:
-        raise InputError(f"{model_dir}: no model.safetensors and no model.safetensors.index.json there")
+        pickles = sorted(path.name for path in model_dir.glob("*.bin"))
+        why = f"; {pickles[0]} is a pickle, which can run code when it is read: convert it" if pickles else ""
+        raise InputError(f"{model_dir}: no model.safetensors and no model.safetensors.index.json there{why}")
     missing = [file for file in files if not file.is_file()]
     if missing:
         raise InputError(f"{index}: {missing[0].name} is named there but is not in the directory")

@@ -75,11 +75,13 @@ class TorchEngine:
         load_weights: bool = True,
         threads: int | None = None,
         decoder: DecoderChoice = "auto",
+        trust_remote_code: bool = False,
     ) -> None:
         self._model_dir, self._accelerator = Path(model_dir), accelerator
         self._dtype, self._threads, self._decoder = dtype, threads, decoder
         self._max_running, self._max_len = max_running_requests, max_context_len
         self._max_total_tokens, self._load_weights = max_total_tokens, load_weights
+        self._trust_remote_code = trust_remote_code
         self._device_index = accelerator.current_device()
         self._model: _Model | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -307,8 +309,8 @@ class TorchEngine:
         if self._threads is not None:
             torch.set_num_threads(self._threads)
         self._accelerator.set_device(self._device_index)
-        config = open_config(self._model_dir)
-        tokenizer = load_tokenizer(self._model_dir)
+        config = open_config(self._model_dir, self._trust_remote_code)
+        tokenizer = load_tokenizer(self._model_dir, trust_remote_code=self._trust_remote_code)
         settings = DecoderSettings(
             model_dir=self._model_dir,
             dtype=self._dtype,
@@ -320,6 +322,7 @@ class TorchEngine:
             threads=torch.get_num_threads(),
             load_weights=self._load_weights,
             choice=self._decoder,
+            trust_remote_code=self._trust_remote_code,
         )
         decoder, description = open_decoder(config, settings)
         self._model = _Model(

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
+from rollout.engines.torch_engine.checkpoint import checkpoint_files
 from rollout.engines.torch_engine.decoder import Decoder
 from rollout.engines.torch_engine.kv_cache import round_up
 from rollout.engines.torch_engine.weights import Slot, WeightTable
@@ -44,13 +45,18 @@ class GeneralDecoder(Decoder):
         max_len: int,
         max_total_tokens: int | None,
         load_weights: bool,
+        trust_remote_code: bool = False,
     ) -> None:
         from transformers import AutoModelForCausalLM
 
+        trust: dict[str, Any] = {"trust_remote_code": trust_remote_code}
         if load_weights:
-            model = AutoModelForCausalLM.from_pretrained(model_dir, dtype=dtype, local_files_only=True)
+            checkpoint_files(model_dir)  # safetensors: a pickle is refused, not read
+            model = AutoModelForCausalLM.from_pretrained(
+                model_dir, dtype=dtype, local_files_only=True, use_safetensors=True, **trust
+            )
         else:
-            model = AutoModelForCausalLM.from_config(config, dtype=dtype)
+            model = AutoModelForCausalLM.from_config(config, dtype=dtype, **trust)
         self._model = model.eval().to(device)
         self._accepted = frozenset(inspect.signature(self._model.forward).parameters)
         self._config, self._device = self._model.config, device

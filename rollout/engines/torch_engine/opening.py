@@ -30,15 +30,23 @@ class DecoderSettings:
     threads: int
     load_weights: bool
     choice: DecoderChoice = "auto"
+    trust_remote_code: bool = False
 
 
-def open_config(model_dir: Path) -> Any:
-    """The model's configuration. Raises InputError when the directory has none."""
+def open_config(model_dir: Path, trust_remote_code: bool = False) -> Any:
+    """The model's configuration. Raises InputError when the directory has none that can be read."""
     from transformers import AutoConfig
 
     if not (model_dir / "config.json").is_file():
         raise InputError(f"{model_dir}: no config.json there; give a Hugging Face model directory")
-    return AutoConfig.from_pretrained(model_dir)
+    try:
+        return AutoConfig.from_pretrained(model_dir, trust_remote_code=trust_remote_code, local_files_only=True)
+    except (ValueError, KeyError, OSError) as error:
+        reason = " ".join(str(error).split())
+        raise InputError(
+            f"{model_dir}: transformers cannot read config.json ({reason}); for a model whose code comes with it, "
+            "which is run only when asked for: --trust-remote-code"
+        ) from error
 
 
 def open_decoder(config: Any, settings: DecoderSettings) -> tuple[Decoder, str]:
@@ -59,6 +67,7 @@ def open_decoder(config: Any, settings: DecoderSettings) -> tuple[Decoder, str]:
         max_len=settings.max_len,
         max_total_tokens=settings.max_total_tokens,
         load_weights=settings.load_weights,
+        trust_remote_code=settings.trust_remote_code,
     )
     return general, f"general decoder ({why_not})"
 
