@@ -1,0 +1,390 @@
+"""What a run opens to others, runs of theirs, and leaves behind, unless it is told to."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import pickle
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import pytest
+import torch
+
+from rollout.engines.torch_engine.opening import DecoderChoice, DecoderSettings, open_config, open_decoder
+from samples.errors import InputError
+from samples.tokenizer import load_tokenizer
+from tests.train.model_cases import save_tiny
+from tests.train.process_sockets import ListeningSocket, listening_sockets, run_processes
+from train.example import EOS, PAD, VOCABULARY, write_example
+from train.megatron.model import load_hf_config
+
+ACCELRL = Path(sys.executable).with_name("accelrl")
+REPOSITORY = Path(__file__).parents[2]
+LAUNCHERS = {
+    "inline": ("--launcher", "inline"),
+    "ray": ("--launcher", "ray"),
+    "two-ranks": ("--launcher", "ray", "--tensor-model-parallel-size", "2"),
+}
+
+needs_proc = pytest.mark.skipif(not Path("/proc/net/tcp").exists(), reason="reads /proc/net/tcp")
+
+
+@pytest.fixture
+def short_directory() -> Iterator[Path]:
+    """A directory whose path is short enough for Unix sockets in it, unlike pytest's own."""
+    with tempfile.TemporaryDirectory(prefix="t-", dir="/tmp") as directory:
+        yield Path(directory).resolve()
+
+
+@pytest.fixture(scope="module")
+def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A Qwen3 that two tensor-parallel ranks can share, with the built-in example's tokenizer; prompts beside it."""
+    directory = tmp_path_factory.mktemp("model")
+    files = write_example(directory / "example", seed=0)
+    save_tiny(directory, "qwen3", vocab_size=len(VOCABULARY), eos_token_id=EOS, pad_token_id=PAD)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(files.hf_checkpoint / name, directory)
+    shutil.copy(files.prompt_data, directory)
+    return directory
+
+
+def _model_flags(directory: Path) -> tuple[str, ...]:
+    prompts = ("--prompt-data", str(directory / "prompts.jsonl"))
+    return ("--hf-checkpoint", str(directory), *prompts, "--rollout-max-response-len", "3")
+
+
+def _command(output_dir: Path, *flags: str, steps: int = 3) -> list[str]:
+    return [
+        *(str(ACCELRL), "train", "--accelerator", "cpu", "--output-dir", str(output_dir), "--seed", "3"),
+        *("--num-rollout", str(steps), "--rollout-batch-size", "8", "--global-batch-size", "64", *flags),
+    ]
+
+
+def _environment(**values: str) -> dict[str, str]:
+    """A user's environment: without what this test process set for itself."""
+    inherited = {name: value for name, value in os.environ.items() if name != "GLOO_SOCKET_IFNAME"}
+    return inherited | {"ACCELRL_CPU_DEVICES": "2"} | values
+
+
+# Sockets
+
+
+def _outside_address() -> str | None:
+    """An address of this machine that others can reach, if it has one."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("192.0.2.1", 9))  # nothing is sent
+        except OSError:
+            return None
+        address: str = probe.getsockname()[0]
+    return None if address.startswith("127.") else address
+
+
+def _with_outside_hostname() -> list[str]:
+    """A prefix that makes the command's machine name stand for an outside address, as on most servers.
+
+    On a machine whose name stands for 127.0.0.1, what binds to the machine's name would look safe here only.
+    """
+    address = _outside_address()
+    prefix = ["unshare", "--user", "--map-root-user", "--uts", "sh", "-c", f'hostname {address} && exec "$@"', "-"]
+    if address is None or shutil.which("unshare") is None:
+        return []
+    tried = subprocess.run([*prefix, "hostname"], capture_output=True, text=True, check=False)
+    return prefix if tried.stdout.strip() == address else []
+
+
+def _sockets_of_run(command: Sequence[str]) -> set[ListeningSocket]:
+    """Every socket that the run or one of its processes listened on at any look from its start to its end."""
+    marker = f"ACCELRL_TEST_RUN={uuid.uuid4().hex}"
+    name, _, value = marker.partition("=")
+    process = subprocess.Popen(
+        command,
+        env=_environment(**{name: value}),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+    seen: set[ListeningSocket] = set()
+    while process.poll() is None:
+        seen |= listening_sockets(run_processes(process.pid, marker))
+        time.sleep(0.2)
+    assert process.stdout is not None
+    assert process.returncode == 0, process.stdout.read()
+    return seen
+
+
+@needs_proc
+def test_the_list_of_sockets_shows_one_that_is_open_to_all() -> None:
+    """The measuring instrument: a grandchild in a session of its own, listening on every interface."""
+    program = """if True:
+        import socket, sys
+        server = socket.create_server(("", 0))
+        print(server.getsockname()[1], flush=True)
+        sys.stdin.read()
+    """
+    marker = f"ACCELRL_TEST_RUN={uuid.uuid4().hex}"
+    name, _, value = marker.partition("=")
+    with subprocess.Popen(
+        [sys.executable, "-c", program],
+        env=os.environ | {name: value},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as child:
+        assert child.stdin is not None
+        assert child.stdout is not None
+        port = int(child.stdout.readline())
+        (found,) = (s for s in listening_sockets(run_processes(os.getpid(), marker)) if s.port == port)
+        child.stdin.close()
+    assert not found.is_loopback
+
+
+@needs_proc
+@pytest.mark.slow
+@pytest.mark.parametrize("flags", LAUNCHERS.values(), ids=LAUNCHERS.keys())
+def test_a_running_job_listens_on_loopback_only(tmp_path: Path, model_dir: Path, flags: tuple[str, ...]) -> None:
+    command = _command(tmp_path / "run", *_model_flags(model_dir), *flags)
+    seen = _sockets_of_run([*_with_outside_hostname(), *command])
+    assert seen, "a job opens some sockets, to itself; none were found"
+    assert [found for found in seen if not found.is_loopback] == []
+    if "2" in flags:
+        assert "ray::TrainerAct" in {found.process for found in seen}
+
+
+# Files
+
+
+def _files(directory: Path) -> list[str]:
+    return sorted(str(path.relative_to(directory)) for path in directory.rglob("*"))
+
+
+def _saving_command(output: Path, launcher: str) -> list[str]:
+    flags = ["--launcher", launcher, "--save", str(output / "saved"), "--save-interval", "1"]
+    return _command(output / "run", *flags, "--save-hf", str(output / "hf"), "--eval-interval", "1", steps=2)
+
+
+def _folders(parent: Path, *names: str) -> list[Path]:
+    folders = [parent / name for name in names]
+    for folder in folders:
+        folder.mkdir()
+    return folders
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("launcher", ["inline", "ray"])
+def test_a_run_leaves_files_in_its_output_save_and_cache_directories_only(short_directory: Path, launcher: str) -> None:
+    home, work, cache, temporary, output = _folders(short_directory, "home", "work", "cache", "tmp", "out")
+    environment = _environment(HOME=str(home), TMPDIR=str(temporary), XDG_CACHE_HOME=str(cache))
+    done = subprocess.run(
+        _saving_command(output, launcher), env=environment, cwd=work, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert _files(output / "hf")
+    assert _files(output / "saved")
+    assert [_files(folder) for folder in (home, work, temporary)] == [[], [], []]
+    assert [name for name in _files(cache) if not name.startswith("accelrl")] == []
+
+
+def _read_only_but_for(folders: Sequence[Path]) -> list[str]:
+    """A prefix under which the command can write to ``folders`` (and devices) alone; empty where that cannot be had."""
+    if shutil.which("unshare") is None:
+        return []
+    script = """
+        set -e
+        for folder in $WRITABLE; do mount --bind $folder $folder; done
+        for mounted in $(cut -d ' ' -f 2 /proc/self/mounts); do
+            case $mounted in /dev*|/proc*|/sys*) continue;; esac
+            case " $WRITABLE " in *" $mounted "*) continue;; esac
+            mount -o remount,bind,ro $mounted || true
+        done
+        exec "$@"
+    """
+    prefix = ["env", f"WRITABLE={' '.join(map(str, folders))}"]
+    prefix += ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", script, "-"]
+    probe = folders[0].with_name("probe")
+    allowed = subprocess.run([*prefix, "touch", str(folders[0])], capture_output=True, check=False)
+    refused = subprocess.run([*prefix, "touch", str(probe)], capture_output=True, check=False)
+    return prefix if allowed.returncode == 0 and refused.returncode != 0 else []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("launcher", ["inline", "ray"])
+def test_a_run_needs_no_other_place_to_write_to(short_directory: Path, launcher: str) -> None:
+    """All other directories are read-only: the home directory, the working directory, the installation."""
+    home, work, *writable = _folders(short_directory, "home", "work", "cache", "tmp", "out")
+    prefix = _read_only_but_for(writable)
+    if not prefix:
+        pytest.skip("this machine lets nobody make a mount namespace")
+    cache, temporary, output = writable
+    environment = _environment(HOME=str(home), TMPDIR=str(temporary), XDG_CACHE_HOME=str(cache))
+    command = [*prefix, *_saving_command(output, launcher)]
+    done = subprocess.run(command, env=environment, cwd=work, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert (output / "run" / "report.html").exists()
+
+
+# Code of others
+
+PACKAGES = ("accel", "samples", "observability", "hooks", "filters", "rollout", "train")
+# marshal is as open as pickle. The code cache reads only files that this user alone can write.
+READS_OWN_FILES = {Path("accel/retarget/code_cache.py")}
+UNSAFE_MODULES = {"pickle", "cPickle", "dill", "cloudpickle", "joblib", "shelve", "marshal"}
+TORCH_LOADS = {"torch.load", "torch.jit.load", "torch.hub.load", "torch.package.PackageImporter"}
+
+
+def _unsafe_readers(path: Path) -> Iterator[str]:
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            module = node.module if isinstance(node, ast.ImportFrom) else None
+            names = [module or ""] if module else [alias.name for alias in node.names]
+            yield from (f"{path}:{node.lineno} imports {n}" for n in names if n.partition(".")[0] in UNSAFE_MODULES)
+        elif isinstance(node, ast.Call):
+            keywords = {keyword.arg: ast.unparse(keyword.value) for keyword in node.keywords}
+            called = ast.unparse(node.func)
+            if called in TORCH_LOADS and keywords.get("weights_only") != "True":
+                yield f"{path}:{node.lineno} calls {called} without weights_only=True"
+            if keywords.get("allow_pickle", "False") != "False" or keywords.get("trust_remote_code") == "True":
+                yield f"{path}:{node.lineno} calls {called} with {keywords}"
+
+
+def test_no_module_reads_what_can_run_code() -> None:
+    paths = [path for package in PACKAGES for path in (REPOSITORY / package).rglob("*.py")]
+    assert len(paths) > 100
+    found = [
+        reader
+        for path in paths
+        if path.relative_to(REPOSITORY) not in READS_OWN_FILES
+        for reader in _unsafe_readers(path)
+    ]
+    assert found == []
+
+
+def test_the_search_for_unsafe_readers_finds_them(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import os, pickle\nfrom joblib import load\nimport numpy, torch\ntorch.load('x')\n"
+        "torch.load('x', weights_only=True)\nnumpy.load('x', allow_pickle=True)\nf('x', trust_remote_code=True)\n"
+    )
+    assert [int(found.partition(":")[2].split()[0]) for found in sorted(_unsafe_readers(program))] == [1, 2, 4, 6, 7]
+
+
+class _Trap:
+    """Unpickled, it makes a file."""
+
+    def __init__(self, marker: Path) -> None:
+        self._marker = marker
+
+    def __reduce__(self) -> tuple[object, tuple[object, ...]]:
+        return Path.touch, (self._marker,)
+
+
+def _with_trapped_weights(model_dir: Path, directory: Path) -> Path:
+    """A copy of a model whose weights are a pickle; the file that reading it makes."""
+    shutil.copytree(model_dir, directory, ignore=shutil.ignore_patterns("*.safetensors", "example"))
+    marker = directory.with_name("unpickled")
+    (directory / "pytorch_model.bin").write_bytes(pickle.dumps({"model.norm.weight": _Trap(marker)}))
+    return marker
+
+
+@pytest.mark.parametrize("decoder", ["dense", "general"])
+def test_the_engine_refuses_weights_that_are_a_pickle(tmp_path: Path, model_dir: Path, decoder: DecoderChoice) -> None:
+    marker = _with_trapped_weights(model_dir, tmp_path / "model")
+    settings = DecoderSettings(
+        tmp_path / "model", torch.float32, torch.device("cpu"), max_rows=1, max_len=16, max_total_tokens=None,
+        free_memory=None, threads=1, load_weights=True, choice=decoder,
+    )  # fmt: skip
+    with pytest.raises(InputError, match=r"pytorch_model\.bin is a pickle"):
+        open_decoder(open_config(tmp_path / "model"), settings)
+    assert not marker.exists()
+
+
+@pytest.mark.slow
+def test_a_run_refuses_weights_that_are_a_pickle(tmp_path: Path, model_dir: Path) -> None:
+    marker = _with_trapped_weights(model_dir, tmp_path / "model")
+    command = _command(tmp_path / "run", *_model_flags(tmp_path / "model"), "--launcher", "inline")
+    done = subprocess.run(command, env=_environment(), capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "pytorch_model.bin is a pickle" in done.stderr
+    assert not marker.exists()
+
+
+@pytest.fixture
+def code_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where transformers keeps the code of models that it runs, for this test only."""
+    from transformers import dynamic_module_utils
+
+    cache = tmp_path / "modules"
+    cache.mkdir()
+    monkeypatch.setattr(dynamic_module_utils, "HF_MODULES_CACHE", str(cache))
+    monkeypatch.syspath_prepend(str(cache))
+
+
+def _with_own_code(model_dir: Path, directory: Path, model_type: str) -> Path:
+    """A copy of a model that brings a configuration and a tokenizer of its own; the file that their code makes."""
+    shutil.copytree(model_dir, directory, ignore=shutil.ignore_patterns("example"))
+    marker = directory.with_name("code-ran")
+    (directory / "own_code.py").write_text(
+        "from transformers import PretrainedConfig, PreTrainedTokenizerFast\n"
+        f"open({str(marker)!r}, 'w').close()\n"
+        f"class OwnConfig(PretrainedConfig):\n    model_type = {model_type!r}\n"
+        "class OwnTokenizer(PreTrainedTokenizerFast):\n    pass\n"
+    )
+    own = {
+        "config.json": {"model_type": model_type, "auto_map": {"AutoConfig": "own_code.OwnConfig"}},
+        "tokenizer_config.json": {
+            "tokenizer_class": "OwnTokenizer",
+            "auto_map": {"AutoTokenizer": [None, "own_code.OwnTokenizer"]},
+        },
+    }
+    for name, entries in own.items():
+        path = directory / name
+        path.write_text(json.dumps(json.loads(path.read_text()) | entries))
+    return marker
+
+
+READERS: dict[str, Callable[..., object]] = {
+    "trainer": load_hf_config,
+    "engine": open_config,
+    "tokenizer": load_tokenizer,
+}
+
+
+@pytest.mark.usefixtures("code_cache")
+@pytest.mark.parametrize("reader", READERS.values(), ids=READERS.keys())
+def test_code_that_comes_with_a_model_runs_only_when_asked_for(
+    tmp_path: Path, model_dir: Path, reader: Callable[..., object]
+) -> None:
+    marker = _with_own_code(model_dir, tmp_path / "model", "qwen3")
+    reader(tmp_path / "model")  # with the classes of transformers' own
+    assert not marker.exists()
+    reader(tmp_path / "model", trust_remote_code=True)
+    assert marker.exists()
+
+
+def test_a_model_that_needs_its_own_code_is_refused_by_name(tmp_path: Path, model_dir: Path) -> None:
+    marker = _with_own_code(model_dir, tmp_path / "model", "unheard_of")
+    with pytest.raises(InputError, match="--trust-remote-code"):
+        open_config(tmp_path / "model")
+    assert not marker.exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("launcher", ["inline", "ray"])
+def test_a_run_ignores_code_that_comes_with_its_model(tmp_path: Path, model_dir: Path, launcher: str) -> None:
+    marker = _with_own_code(model_dir, tmp_path / "model", "qwen3")
+    flags = ("--launcher", launcher, "--save-hf", str(tmp_path / "hf"))
+    command = _command(tmp_path / "run", *_model_flags(tmp_path / "model"), *flags, steps=1)
+    done = subprocess.run(command, env=_environment(), capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert not marker.exists()
