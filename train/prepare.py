@@ -230,7 +230,8 @@ def preflight(config: RunConfig, resume: Checkpoint | None = None) -> Group:
     choose_engine(config.rollout)
     check_trackers(config.tracking)
     if config.debug.save_debug_rollout_data is not None:
-        check_recording_directory(Path(config.debug.save_debug_rollout_data))
+        first = 0 if resume is None else resume.step + 1
+        check_recording_directory(Path(config.debug.save_debug_rollout_data), first)
     if config.trainer_ranks:
         check_model(config)
     settings = rollout_settings(config)
