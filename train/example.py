@@ -76,7 +76,7 @@ def split_prompts(seed: int) -> tuple[list[dict[str, str]], list[dict[str, str]]
 
 
 def model_config() -> dict[str, Any]:
-    """The ``config.json`` of a Qwen3 of about 125 thousand parameters."""
+    """The ``config.json`` of a Qwen3 of about 130 thousand parameters."""
     return {
         "architectures": ["Qwen3ForCausalLM"],
         "model_type": "qwen3",
@@ -85,7 +85,7 @@ def model_config() -> dict[str, Any]:
         "intermediate_size": 256,
         "num_hidden_layers": 2,
         "num_attention_heads": 2,
-        "num_key_value_heads": 1,
+        "num_key_value_heads": 2,  # one for each of two tensor-parallel ranks
         "head_dim": 32,
         "max_position_embeddings": 128,
         "rms_norm_eps": 1e-6,
