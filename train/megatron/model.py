@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from samples.errors import InputError
+from samples.model_files import check_sizes
 from train.config.run import RunConfig
 from train.megatron.layout import check_layout, padded_vocab_size
 from train.megatron.models import check_model_type, family_of, is_multimodal
@@ -36,11 +37,12 @@ def read_config_json(directory: str | Path, source: str = "--hf-checkpoint") -> 
         raw = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise InputError(f"{source} {directory}: no config.json there; name a Hugging Face model directory") from None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise InputError(f"{source}: {path} cannot be read: {error}") from error
     if not isinstance(raw, dict):
         raise InputError(f"{source}: {path} holds a {type(raw).__name__}, not an object")
     check_model_type(raw.get("model_type"), f"{source} {directory}", is_multimodal(raw))
+    check_sizes(raw, f"{source}: {path}")
     return raw
 
 
@@ -53,7 +55,7 @@ def load_hf_config(directory: str | Path, trust_remote_code: bool = False, sourc
 
     try:
         return AutoConfig.from_pretrained(str(directory), trust_remote_code=trust_remote_code, local_files_only=True)
-    except (StrictDataclassError, ValueError, TypeError, KeyError, OSError) as error:
+    except (StrictDataclassError, ValueError, TypeError, KeyError, OSError, AttributeError, ImportError) as error:
         reason = " ".join(str(error).split())
         raise InputError(f"{source}: transformers cannot read {directory}/config.json: {reason}") from error
 
