@@ -15,7 +15,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from samples.errors import InputError
-from samples.rows import Prompt, RowError, RowFields, check_encodable
+from samples.rows import NoText, NotJson, Prompt, RowError, RowFields, check_encodable
 from samples.slices import RowSlice
 from samples.tally import BadRows
 
@@ -74,7 +74,7 @@ class JsonlFile:
                     message = f"{self.path}, line {line}: {error}"
                     if not skip_bad_rows:
                         raise InputError(f"{message}. --skip-bad-rows skips and counts such rows") from error
-                    self.bad_rows.add(message)
+                    self.bad_rows.add(message, error.kind)
                     continue
                 self.has_metadata = self.has_metadata or prompt.metadata is not None
                 offsets.append(offset)
@@ -116,19 +116,29 @@ def _starts_with_bom(handle: BinaryIO) -> bool:
 
 def _json_object(raw: bytes) -> dict[str, Any]:
     try:
-        value = json.loads(raw.decode("utf-8"))
+        value = _DECODER.decode(raw.decode("utf-8"))
+    except RowError:
+        raise
     except UnicodeDecodeError as error:
         byte = f"0x{raw[error.start]:02x} at column {error.start + 1}"
-        raise RowError(f"byte {byte} is not UTF-8 (save the file as UTF-8)") from None
+        raise NoText(f"byte {byte} is not UTF-8 (save the file as UTF-8)") from None
     except json.JSONDecodeError as error:
-        raise RowError(f"is not JSON: {error.msg} at column {error.colno}") from None
+        hint = ""
+        if b"\r" in raw.strip():
+            hint = " (the line holds carriage returns: if rows end in CR alone, convert them to line feeds)"
+        raise NotJson(f"is not JSON: {error.msg} at column {error.colno}{hint}") from None
     except RecursionError:
-        raise RowError("is not usable JSON: nested too deep") from None
+        raise NotJson("is not usable JSON: nested too deep") from None
     except ValueError as error:  # a number with thousands of digits
-        raise RowError(f"is not usable JSON: {error}") from None
+        raise NotJson(f"is not usable JSON: {error}") from None
     if not isinstance(value, dict):
-        raise RowError(f"is a JSON {_JSON_NAMES.get(type(value), 'value')}, expected an object with named fields")
+        raise NotJson(f"is a JSON {_JSON_NAMES.get(type(value), 'value')}, expected an object with named fields")
     return value
 
 
+def _refuse_constant(name: str) -> None:
+    raise NotJson(f"is not JSON: holds {name}, which JSON does not have (write null, or leave the field out)")
+
+
+_DECODER = json.JSONDecoder(parse_constant=_refuse_constant)
 _JSON_NAMES = {list: "array", str: "string", int: "number", float: "number", bool: "boolean", type(None): "null"}

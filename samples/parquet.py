@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from samples.errors import InputError
-from samples.rows import Prompt, RowError, RowFields
+from samples.rows import BadLabel, BadMetadata, BadPrompt, NoText, Prompt, RowError, RowFields
 from samples.slices import RowSlice
 from samples.tally import BadRows
 
@@ -85,7 +85,7 @@ class ParquetFile:
                 message = f"{self.path}, row {row + 1}: {error}"
                 if not skip_bad_rows:
                     raise InputError(f"{message}. --skip-bad-rows skips and counts such rows") from error
-                self.bad_rows.add(message)
+                self.bad_rows.add(message, error.kind)
                 continue
             self.has_metadata = self.has_metadata or prompt.metadata is not None
             usable.append(row)
@@ -134,7 +134,10 @@ def _row_values(batch: pa.RecordBatch) -> Iterator[dict[str, Any] | RowError]:
             try:
                 yield from batch.slice(row, 1).to_pylist(maps_as_pydicts="lossy")
             except UnicodeDecodeError as error:
-                yield RowError(f"holds text that is not UTF-8 ({error.reason} at byte {error.start + 1})")
+                yield NoText(f"holds text that is not UTF-8 ({error.reason} at byte {error.start + 1})")
+
+
+_KINDS: dict[str, type[RowError]] = {"prompt": BadPrompt, "label": BadLabel, "metadata": BadMetadata}
 
 
 def _plain(value: Any, name: str, flag: str) -> Any:
@@ -142,9 +145,9 @@ def _plain(value: Any, name: str, flag: str) -> Any:
     if value is None or isinstance(value, str):
         return value
     try:
-        return json.loads(json.dumps(value))
+        return json.loads(json.dumps(value, allow_nan=False))
     except (TypeError, ValueError) as error:
-        raise RowError(f"the {name} cannot be kept as JSON: {error} ({flag} names another column)") from None
+        raise _KINDS[name](f"the {name} cannot be kept as JSON: {error} ({flag} names another column)") from None
 
 
 def _footer_checksum(path: Path) -> int:

@@ -19,6 +19,7 @@ from samples.tally import BadRows
 class PromptFile(Protocol):
     """One file, or a slice of one: its usable rows, from 0."""
 
+    path: Path
     bad_rows: BadRows
     has_metadata: bool
 
@@ -77,6 +78,14 @@ class PromptSet:
     def fingerprint(self) -> list[dict[str, Any]]:
         """One JSON-ready entry a file: name, size, number of usable rows and a checksum, but not the directory."""
         return [file.fingerprint() for file in self._files]
+
+    def skipped_rows(self) -> list[str]:
+        """``prompts.jsonl: 99 of 100 rows skipped: 60 not JSON, ...`` for each file with bad rows."""
+        return [
+            f"{file.path.name}: {bad.count} of {bad.count + len(file)} rows skipped: {bad.reasons}"
+            for file in self._files
+            if (bad := file.bad_rows).count
+        ]
 
     def _find(self, row: int) -> tuple[PromptFile, int]:
         if not 0 <= row < len(self):

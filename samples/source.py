@@ -19,6 +19,7 @@ from samples.sample import Group, Sample
 from samples.shuffle import epoch_order
 
 _STATE_VERSION = 1
+_LOOKED_AT = 256  # prompts that are encoded ahead of training to tell how many are too long
 _USABLE, _TOO_LONG, _NOT_ENCODABLE = 0, 1, 2  # what is known of a row so far
 
 
@@ -82,6 +83,24 @@ class DataSource:
         bad_rows = self.prompts.bad_rows.count + not_encodable
         return SourceCounts(len(self.prompts), bad_rows, too_long, self._longest)
 
+    def skipped(self) -> list[str]:
+        """What is skipped, a sentence each, for a person to see before training: bad rows, and what the next prompts,
+        which are encoded for this, show of over-long ones. Raises InputError for one that cannot be encoded."""
+        ahead = self._order[self._position :][:_LOOKED_AT]
+        for row, prompt in zip(ahead.tolist(), self.prompts.read_many(ahead), strict=True):
+            if self._known[row] == _USABLE:
+                self._encode(row, prompt)
+        said = self.prompts.skipped_rows()
+        files = ", ".join(file["name"] for file in self.prompts.fingerprint())
+        for kind, what in (
+            (_TOO_LONG, f"have more than {self._max_prompt_len} tokens"),
+            (_NOT_ENCODABLE, "cannot be encoded"),
+        ):
+            found = int((self._known[ahead] == kind).sum())
+            if found:
+                said.append(f"{files}: {found} of the next {len(ahead)} prompts {what} and are skipped")
+        return said
+
     def next_groups(self, n: int) -> list[Group]:
         """The next ``n`` groups: first those that were returned, then new prompts.
 
@@ -105,8 +124,9 @@ class DataSource:
     def return_groups(self, groups: Sequence[Group], *, reset: bool = False) -> None:
         """Put groups that were drawn and not consumed at the front of the line, in the order given.
 
-        They keep what was generated so far; with ``reset`` they start again from the prompt. A group that already
-        waits, or was never drawn, is a ValueError: it would be trained on twice.
+        They keep what was generated so far; with ``reset`` they start again from the prompt (the first sample, as it
+        was drawn, stands for its group). A group that already waits, or was never drawn, is a ValueError: it would be
+        trained on twice.
         """
         waiting = {_group_index(group) for group in self._waiting}
         for group in groups:

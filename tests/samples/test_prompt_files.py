@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import tracemalloc
 
 import pytest
@@ -42,7 +43,7 @@ BAD_LINES = {
     "no field": (b"{}", "line 2: field 'prompt' is missing; there are no fields"),
     "null prompt": (b'{"prompt": null, "label": 1}', "line 2: field 'prompt' is null"),
     "null label": (b'{"prompt": "a", "label": null}', "line 2: field 'label' is null"),
-    "NaN label": (b'{"prompt": "a", "label": NaN}', "line 2: field 'label' is nan"),
+    "NaN label": (b'{"prompt": "a", "label": NaN}', "line 2: is not JSON: holds NaN"),
     "empty prompt": (b'{"prompt": "", "label": 1}', "line 2: field 'prompt' is an empty prompt"),
     "blank prompt": (b'{"prompt": " \\n", "label": 1}', "line 2: field 'prompt' is an empty prompt"),
     "prompt of another kind": (
@@ -288,3 +289,25 @@ def test_a_large_file_is_read_as_a_stream(tmp_path):
     tracemalloc.stop()
     assert kept < 200_000
     assert peak < 800_000
+
+
+def test_skipped_rows_are_told_with_their_reasons(tmp_path):
+    good = json.dumps({"prompt": "x", "label": 1}).encode()
+    path = write(tmp_path, b"\n".join([b"nonsense"] * 3 + [b'{"label": 1}'] * 2 + [good]))
+    (told,) = prompts(path, skip_bad_rows=True).skipped_rows()
+    assert told.endswith(".jsonl: 5 of 6 rows skipped: 3 not JSON, 2 without a usable prompt")
+    assert prompts(write(tmp_path, good), skip_bad_rows=True).skipped_rows() == []
+
+
+@pytest.mark.parametrize("value", ["NaN", "Infinity", "-Infinity"])
+def test_numbers_that_json_does_not_have_are_refused_with_their_line(tmp_path, value):
+    line = f'{{"prompt": "x", "label": 1, "metadata": {{"k": {value}}}}}'
+    said = attempt(write(tmp_path, f'{{"prompt": "x", "label": 1}}\n{line}\n'.encode()))
+    assert re.search(rf"line 2: is not JSON: holds {value}", said)
+
+
+def test_rows_that_end_in_carriage_returns_alone_get_a_hint(tmp_path):
+    said = attempt(write(tmp_path, b'{"prompt": "x", "label": 1}\r{"prompt": "y", "label": 1}\r'))
+    assert "line 1: is not JSON: Extra data" in said
+    assert "convert them to line feeds" in said
+    assert len(prompts(write(tmp_path, b'{"prompt": "x", "label": 1}\r\n{"prompt": "y", "label": 1}\r\n'))) == 2

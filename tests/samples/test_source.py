@@ -222,3 +222,14 @@ def test_a_resumed_source_draws_what_an_uninterrupted_one_would(tmp_path_factory
             source.load_state_dict(state)
     uninterrupted = make_source(str(path), seed=seed, limit=limit).next_groups(len(consumed) + 5)
     assert consumed + source.next_groups(5) == uninterrupted
+
+
+def test_what_is_skipped_is_told_before_anything_is_drawn(write_jsonl):
+    rows = [{"prompt": "a"}, {"prompt": "b" * 30}, {"no": 1}, {"prompt": "c" * 40}]
+    source = make_source(write_jsonl(rows), limit=10, skip_bad_rows=True)
+    assert source.skipped() == [
+        "prompts.jsonl: 1 of 4 rows skipped: 1 without a usable prompt",
+        "prompts.jsonl: 2 of the next 3 prompts have more than 10 tokens and are skipped",
+    ]
+    assert (source.counts.bad_rows, source.counts.too_long) == (1, 2)
+    assert make_source(write_jsonl([{"prompt": "a"}])).skipped() == []
