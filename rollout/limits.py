@@ -41,6 +41,8 @@ def evaluation_flags(evaluation: EvalConfig) -> PromptFlags:
 def _context_len(model_dir: Path, rollout: RolloutConfig) -> int:
     config_file = model_dir / "config.json"
     model_len = json.loads(config_file.read_text(encoding="utf-8")).get("max_position_embeddings")
+    if model_len is not None and (type(model_len) is not int or model_len < 1):
+        raise InputError(f"{config_file}: max_position_embeddings={model_len!r} is not a number of tokens above 0")
     context = rollout.rollout_max_context_len or model_len
     if context is None:
         raise InputError(f"{config_file} has no max_position_embeddings: give --rollout-max-context-len")

@@ -54,10 +54,10 @@ class DenseDecoder(Decoder):
         threads: int,
     ) -> None:
         # Each thread gets a share of the rows of a product, and that share must not be small.
-        self._model = DenseModel(config, dtype, device, max_len, min_rows=max(_MIN_ROWS, 8 * threads))
+        self._model = DenseModel(config, dtype, device, min_rows=max(_MIN_ROWS, 8 * threads))
         self._shape, self._dtype, self._device = self._model.shape, dtype, device
         self._scale = self._shape.head_dim**-0.5
-        self._columns = torch.arange(round_up(max_len), device=device)
+        self._columns = torch.arange(0, device=device)  # as long as the longest request so far, as the rotary table
         self._lengths = np.zeros(max_rows, dtype=np.int64)
         self._views: _StepViews | None = None
         self.vocab_size = self._shape.vocab
@@ -81,6 +81,9 @@ class DenseDecoder(Decoder):
     def admit(self, prompts: Sequence[Sequence[int]], source: np.ndarray, longest: int) -> torch.Tensor:
         first, added = self.count, len(source)
         self._cache.reserve(first + added, longest, used=first)
+        if round_up(longest) > len(self._columns):
+            self._columns = torch.arange(max(round_up(longest), 2 * len(self._columns)), device=self._device)
+            self._model.reach(len(self._columns))
         lengths = np.array([len(prompt) for prompt in prompts])
         self._lengths[first : first + added] = lengths[source]
         logits = torch.empty(len(prompts), self.vocab_size, dtype=self._dtype, device=self._device)

@@ -19,10 +19,11 @@ Attention = Callable[[int, Workspace], None]
 class DenseModel:
     """Weights, rotary table and forward pass. ``min_rows``: matrix products get at least that many rows."""
 
-    def __init__(self, config: Any, dtype: torch.dtype, device: torch.device, max_len: int, min_rows: int) -> None:
+    def __init__(self, config: Any, dtype: torch.dtype, device: torch.device, min_rows: int) -> None:
         self.shape = dense_shape(config)
         self.dtype, self.device, self.min_rows = dtype, device, min_rows
-        self._rotations = rotations(config, self.shape.head_dim, max_len).to(device)
+        self._config = config
+        self._rotations = rotations(config, self.shape.head_dim, 0).to(device)
         self._eps = torch.tensor(self.shape.eps, dtype=dtype, device=device)
         self._weights: DenseWeights | None = None
 
@@ -36,6 +37,14 @@ class DenseModel:
 
     def release(self) -> None:
         self._weights = None
+
+    def reach(self, positions: int) -> None:
+        """Make the rotary table serve that many positions at least, the config's maximum being far more than is used.
+
+        Called before a forward pass, which does not look at the positions it is given.
+        """
+        if positions > len(self._rotations):
+            self._rotations = rotations(self._config, self.shape.head_dim, positions).to(self.device)
 
     def workspace(self, count: int) -> Workspace:
         return Workspace(self.shape, count, max(count, self.min_rows), self.dtype, self.device)

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 
-from rollout.engines.torch_engine.checkpoint import read_tensors
+from rollout.engines.torch_engine.checkpoint import check_whole, read_tensors
 from rollout.engines.torch_engine.decoder import Decoder
 from rollout.engines.torch_engine.dense import DenseDecoder
-from rollout.engines.torch_engine.dense_weights import why_not_dense
+from rollout.engines.torch_engine.dense_weights import FAMILIES, why_not_dense
 from rollout.engines.torch_engine.weights import WeightUpdate
 from samples.errors import InputError
+from samples.model_files import check_sizes
 
 DecoderChoice = Literal["auto", "dense", "general"]
 
@@ -35,18 +37,42 @@ class DecoderSettings:
 
 def open_config(model_dir: Path, trust_remote_code: bool = False) -> Any:
     """The model's configuration. Raises InputError when the directory has none that can be read."""
+    from huggingface_hub.errors import StrictDataclassError
     from transformers import AutoConfig
 
     if not (model_dir / "config.json").is_file():
         raise InputError(f"{model_dir}: no config.json there; give a Hugging Face model directory")
+    _check_config_json(model_dir / "config.json")
     try:
         return AutoConfig.from_pretrained(model_dir, trust_remote_code=trust_remote_code, local_files_only=True)
-    except (ValueError, KeyError, OSError) as error:
+    except (StrictDataclassError, ValueError, TypeError, KeyError, OSError, AttributeError, ImportError) as error:
         reason = " ".join(str(error).split())
         raise InputError(
             f"{model_dir}: transformers cannot read config.json ({reason}); for a model whose code comes with it, "
             "which is run only when asked for: --trust-remote-code"
         ) from error
+
+
+def _check_config_json(path: Path) -> None:
+    # Before transformers sees it: some configurations make a list by the number of layers.
+    try:
+        raw = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise InputError(f"{path} cannot be read: {error}") from error
+    if not isinstance(raw, dict):
+        raise InputError(f"{path} holds a {type(raw).__name__}, not an object")
+    if raw.get("model_type") in tuple(FAMILIES):
+        check_sizes(raw, str(path))
+
+
+def check_model_directory(model_dir: Path, trust_remote_code: bool = False) -> None:
+    """Raise InputError for what would keep a decoder from opening: configurations, files that are missing or broken.
+
+    Only the headers of the weights are looked at; that they fit the configuration is found when they are loaded.
+    """
+    open_config(model_dir, trust_remote_code)
+    open_generation_config(model_dir)
+    check_whole(model_dir)
 
 
 def open_decoder(config: Any, settings: DecoderSettings) -> tuple[Decoder, str]:
@@ -96,12 +122,34 @@ def _open_dense(config: Any, settings: DecoderSettings) -> DenseDecoder:
 
 def end_of_sequence_ids(model_dir: Path, config: Any, tokenizer: Any) -> frozenset[int]:
     """All token ids that end a response: those of generation_config.json, config.json and the tokenizer together."""
-    from transformers import GenerationConfig
-
     found: set[int] = set()
     sources = [config.eos_token_id, tokenizer.eos_token_id]
-    if (model_dir / "generation_config.json").is_file():
-        sources.append(GenerationConfig.from_pretrained(model_dir).eos_token_id)
+    generation = open_generation_config(model_dir)
+    if generation is not None:
+        sources.append(generation.eos_token_id)
     for ids in sources:
         found.update([ids] if isinstance(ids, int) else ids or ())
     return frozenset(found)
+
+
+def open_generation_config(model_dir: Path) -> Any:
+    """``generation_config.json``, or None where there is none. Raises InputError for one that cannot be used."""
+    from transformers import GenerationConfig
+
+    path = model_dir / "generation_config.json"
+    if not path.is_file():
+        return None
+    fix = "mend it, or remove it to go by config.json and the tokenizer"
+    try:
+        raw = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(raw, dict):
+            raise InputError(f"{path} holds a {type(raw).__name__}, not an object; {fix}")
+        generation = GenerationConfig.from_pretrained(model_dir, local_files_only=True)
+    except InputError:
+        raise
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        raise InputError(f"{path} cannot be used: {' '.join(str(error).split())}; {fix}") from error
+    ids = generation.eos_token_id
+    if ids is not None and not all(type(one) is int for one in (ids if isinstance(ids, list) else [ids])):
+        raise InputError(f"{path}: eos_token_id={ids!r} is neither a token id nor a list of them; {fix}")
+    return generation

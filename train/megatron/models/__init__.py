@@ -6,6 +6,7 @@ import difflib
 from typing import Any
 
 from samples.errors import InputError
+from samples.model_files import check_sizes
 from train.megatron.models.family import ModelFamily
 from train.megatron.models.llama import FAMILY as LLAMA
 from train.megatron.models.qwen2 import FAMILY as QWEN2
@@ -21,10 +22,10 @@ def is_multimodal(raw_config: dict[str, Any]) -> bool:
 
 def check_model_type(model_type: str | None, source: str, multimodal: bool = False) -> None:
     """Raise InputError, naming ``source`` and the supported list, for a model_type without a family."""
-    if model_type in FAMILIES and not multimodal:
+    if isinstance(model_type, str) and model_type in FAMILIES and not multimodal:
         return
     kind = "is multimodal and " if multimodal else ""
-    near = difflib.get_close_matches(model_type or "", FAMILIES, n=1)
+    near = difflib.get_close_matches(str(model_type or ""), FAMILIES, n=1)
     hint = f"; nearest: {near[0]}" if near else ""
     raise InputError(
         f"{source}: model_type {model_type!r} {kind}is not supported for training{hint}. "
@@ -49,5 +50,6 @@ def family_of(hf_config: Any, source: str = "--hf-checkpoint") -> ModelFamily:
     if architectures and not any(name.endswith("ForCausalLM") for name in architectures):
         raise InputError(f"{source}: architectures={list(architectures)} is not a causal language model (…ForCausalLM)")
     family = FAMILIES[hf_config.model_type]
+    check_sizes(hf_config.to_dict(), source)
     family.fields.check(hf_config, source)
     return family

@@ -67,6 +67,33 @@ HEAD = WeightEntry(
 )
 
 
+def tensor_shapes(hf_config: Any) -> dict[str, tuple[int, ...]]:
+    """Shapes of the Hugging Face tensors that the rows above name, by the name with ``{layer}`` left open."""
+    hidden, ffn, dim = hf_config.hidden_size, hf_config.intermediate_size, head_dim(hf_config)
+    queries, keys = hf_config.num_attention_heads * dim, hf_config.num_key_value_heads * dim
+    vocabulary = (hf_config.vocab_size, hidden)
+    attention = _H + "self_attn."
+    return {
+        "model.embed_tokens.weight": vocabulary,
+        "lm_head.weight": vocabulary,
+        "model.norm.weight": (hidden,),
+        _H + "input_layernorm.weight": (hidden,),
+        _H + "post_attention_layernorm.weight": (hidden,),
+        _H + "mlp.gate_proj.weight": (ffn, hidden),
+        _H + "mlp.up_proj.weight": (ffn, hidden),
+        _H + "mlp.down_proj.weight": (hidden, ffn),
+        attention + "q_proj.weight": (queries, hidden),
+        attention + "k_proj.weight": (keys, hidden),
+        attention + "v_proj.weight": (keys, hidden),
+        attention + "o_proj.weight": (hidden, queries),
+        attention + "q_proj.bias": (queries,),
+        attention + "k_proj.bias": (keys,),
+        attention + "v_proj.bias": (keys,),
+        attention + "q_norm.weight": (dim,),
+        attention + "k_norm.weight": (dim,),
+    }
+
+
 def decoder_config(hf_config: Any) -> dict[str, Any]:
     """Architecture of such a decoder as keyword arguments of TransformerConfig."""
     return {

@@ -19,7 +19,8 @@ class ModelFamily:
     architecture (how it runs, dtype and parallel sizes, is added by ``train.megatron.model``). gpt_model: likewise for
     GPTModel. layer_spec: (TransformerConfig, Hugging Face config) -> Megatron's spec of the decoder block; it imports
     Megatron, so it is called only after ``prepare_megatron``. inverse_frequencies: rotary frequencies [head_dim / 2] in
-    float32. heads: geometry of the merged query/key/value matrix.
+    float32. heads: geometry of the merged query/key/value matrix. shapes: of every Hugging Face tensor that ``weights``
+    names, by the name with ``{layer}`` left open.
     """
 
     model_type: str
@@ -30,3 +31,4 @@ class ModelFamily:
     layer_spec: Callable[[Any, Any], Any]
     inverse_frequencies: Callable[[Any], Any]
     heads: Callable[[Any], HeadGeometry]
+    shapes: Callable[[Any], dict[str, tuple[int, ...]]]

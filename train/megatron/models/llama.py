@@ -12,6 +12,7 @@ from train.megatron.models.decoder import (
     decoder_arguments,
     decoder_config,
     decoder_spec,
+    tensor_shapes,
 )
 from train.megatron.models.family import ModelFamily
 from train.megatron.models.fields import WITHOUT_EFFECT, ConfigFields
@@ -41,4 +42,5 @@ FAMILY = ModelFamily(
     layer_spec=decoder_spec,
     inverse_frequencies=inverse_frequencies,
     heads=head_geometry,
+    shapes=tensor_shapes,
 )

@@ -16,6 +16,7 @@ from train.megatron.models.decoder import (
     decoder_config,
     decoder_spec,
     no_sliding_layers,
+    tensor_shapes,
 )
 from train.megatron.models.family import ModelFamily
 from train.megatron.models.fields import WITHOUT_EFFECT, ConfigFields
@@ -43,4 +44,5 @@ FAMILY = ModelFamily(
     layer_spec=decoder_spec,
     inverse_frequencies=inverse_frequencies,
     heads=head_geometry,
+    shapes=tensor_shapes,
 )

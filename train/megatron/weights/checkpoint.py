@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import json
 from collections.abc import Iterable
 from contextlib import ExitStack
 from pathlib import Path
@@ -13,6 +12,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from samples.errors import InputError
+from samples.model_files import read_weight_index
 from train.megatron.weights.binding import Shard
 
 STEM = "model"  # of the files' names
@@ -56,26 +56,31 @@ class HfCheckpoint:
                 + ". Does config.json describe these weights?"
             )
 
-    def read(self, shard: Shard) -> torch.Tensor:
-        """The part of a tensor that a shard names, in the file's dtype; where the layout allows, a view of the file."""
-        file = self.file_of[shard.name]
+    def check(self, name: str, shape: tuple[int, ...]) -> Any:
+        """The unread tensor. Raises InputError unless it is there in this shape and in a dtype that holds weights."""
+        file = self.file_of[name]
         try:
-            part = self._open(file).get_slice(shard.name)
+            tensor = self._open(file).get_slice(name)
         except SafetensorError as error:
             raise InputError(
-                f"{self.source}: {self.directory / file} does not hold {shard.name}, though {self._index} says so"
+                f"{self.source}: {self.directory / file} does not hold {name}, though {self._index} says so"
             ) from error
-        shape = tuple(part.get_shape())
-        if shape != shard.shape:
+        stored = tuple(tensor.get_shape())
+        if stored != shape:
             raise InputError(
-                f"{self.source}: {shard.name} in {self.directory / file} has shape {list(shape)}, "
-                f"the config asks for {list(shard.shape)}"
+                f"{self.source}: {name} in {self.directory / file} has shape {list(stored)}, "
+                f"the config asks for {list(shape)}"
             )
-        if part.get_dtype() not in READABLE:
+        if tensor.get_dtype() not in READABLE:
             raise InputError(
-                f"{self.source}: {shard.name} in {self.directory / file} is stored as {part.get_dtype()}; "
+                f"{self.source}: {name} in {self.directory / file} is stored as {tensor.get_dtype()}; "
                 f"supported are {', '.join(sorted(READABLE))}"
             )
+        return tensor
+
+    def read(self, shard: Shard) -> torch.Tensor:
+        """The part of a tensor that a shard names, in the file's dtype; where the layout allows, a view of the file."""
+        part = self.check(shard.name, shard.shape)
         along = slice(shard.start, shard.stop)
         tensor: torch.Tensor = part[along] if shard.axis == 0 else part[:, along] if shard.axis == 1 else part[:]
         self.bytes_read += tensor.numel() * tensor.element_size()
@@ -105,13 +110,9 @@ class HfCheckpoint:
 
     def _read_index(self, index: Path) -> dict[str, str]:
         try:
-            file_of = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
-        except (ValueError, KeyError, TypeError) as error:
-            raise InputError(f"{self.source}: {index} is not an index of safetensors files: {error!r}") from error
-        for file in sorted(set(file_of.values())):
-            if not (self.directory / file).exists():
-                raise InputError(f"{self.source} {self.directory}: {file} is missing, {self._index} names it")
-        return dict(file_of)
+            return read_weight_index(index)
+        except InputError as error:
+            raise InputError(f"{self.source}: {error}") from error
 
     def _open(self, file: str) -> Any:
         if file not in self._files:

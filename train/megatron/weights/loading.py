@@ -60,15 +60,28 @@ def load_weight(weight: BoundWeight, checkpoint: HfCheckpoint, rank: int) -> int
     return len(shards)
 
 
-def check_names(checkpoint: HfCheckpoint, family: ModelFamily, hf_config: Any) -> None:
-    """Raise InputError unless the files hold exactly the tensors of this model."""
+def check_weights(family: ModelFamily, hf_config: Any, directory: str | Path, source: str = "--hf-checkpoint") -> None:
+    """Raise InputError for all that ``load_hf_weights`` would, by the files' headers: no model is built.
+
+    What only the values tell, a tied head that is no copy of the embedding, is left to the loading.
+    """
+    shapes = family.shapes(hf_config)
+    with HfCheckpoint(directory, source) as checkpoint:
+        check_names(checkpoint, family, hf_config, values=False)
+        for weight in family.weights.place(hf_config).values():
+            for pattern, name in zip(weight.patterns, weight.hf, strict=True):
+                checkpoint.check(name, shapes[pattern])
+
+
+def check_names(checkpoint: HfCheckpoint, family: ModelFamily, hf_config: Any, *, values: bool = True) -> None:
+    """Raise InputError unless the files hold exactly the tensors of this model (values: and tied ones are copies)."""
     placed = family.weights.place(hf_config).values()
     tied = [weight for weight in placed if weight.tied]
     checkpoint.check_names(
         expected=[name for weight in placed for name in weight.hf],
         optional=family.weights.ignored_names(hf_config) | {name for weight in tied for name in weight.entry.hf},
     )
-    for weight in tied:
+    for weight in tied if values else ():
         _check_copy(checkpoint, weight.entry.hf[0], weight.hf[0])
 
 

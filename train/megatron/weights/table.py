@@ -51,6 +51,11 @@ class PlacedWeight:
     hf: tuple[str, ...]
     tied: bool = False
 
+    @property
+    def patterns(self) -> tuple[str, ...]:
+        """``hf`` with ``{layer}`` left open."""
+        return (self.entry.tied_to,) if self.tied and self.entry.tied_to else self.entry.hf
+
 
 @dataclass(frozen=True)
 class WeightTable:

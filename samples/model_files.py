@@ -1,0 +1,79 @@
+"""What config.json and the index of a Hugging Face model directory say, checked before anything is allocated by it."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from samples.errors import InputError
+
+# The most that is taken for a size and not for a slip; each is far above any published model's.
+SIZES = {
+    "vocab_size": 2**27,
+    "hidden_size": 2**20,
+    "intermediate_size": 2**24,
+    "num_hidden_layers": 2**14,
+    "num_attention_heads": 2**16,
+    "num_key_value_heads": 2**16,
+    "head_dim": 2**16,
+    "max_position_embeddings": 2**48,  # nothing is made by it
+}
+
+
+def check_sizes(config: Mapping[str, Any], where: str) -> None:
+    """Raise InputError naming ``where``, the field and its value for sizes that no decoder can have.
+
+    ``config``: the entries of a config.json, or of a configuration with its defaults; absent and null ones are passed
+    over. Values of another type are left to transformers, which knows the types.
+    """
+
+    def number(name: str) -> Any:
+        value = config.get(name)
+        return value if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+    def refuse(name: str, why: str) -> InputError:
+        return InputError(f"{where}: {name}={config[name]!r} {why}; is config.json the one that came with the weights?")
+
+    for name, most in SIZES.items():
+        if (size := number(name)) is not None and not 1 <= size <= most:
+            raise refuse(name, f"is not a size (1 to {most})")
+    for name in ("rms_norm_eps", "rope_theta"):
+        if (value := number(name)) is not None and not (value > 0 and math.isfinite(value)):
+            raise refuse(name, "is not a number above 0")
+    hidden, heads, groups = number("hidden_size"), number("num_attention_heads"), number("num_key_value_heads")
+    if heads and groups and heads % groups:
+        raise refuse("num_key_value_heads", f"does not divide num_attention_heads={heads}")
+    head_dim = number("head_dim")
+    if head_dim is None and hidden and heads:
+        if hidden % heads:
+            raise refuse("num_attention_heads", f"does not divide hidden_size={hidden}, and there is no head_dim")
+        if hidden // heads % 2:
+            raise refuse("num_attention_heads", f"leaves {hidden // heads} elements to a head; rotary ones are pairs")
+    elif head_dim is not None and head_dim % 2:
+        raise refuse("head_dim", "is odd, but rotary embeddings turn pairs of elements")
+
+
+def read_weight_index(index: Path) -> dict[str, str]:
+    """The file of each tensor by an ``….safetensors.index.json``: plain names of files beside it.
+
+    Raises InputError, naming the file, for anything else, and where a file that it names is not there.
+    """
+    try:
+        described = json.loads(index.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise InputError(f"{index} is not an index of safetensors files: {error}") from error
+    file_of = described.get("weight_map") if isinstance(described, dict) else None
+    if not isinstance(file_of, dict) or not file_of or not all(isinstance(file, str) for file in file_of.values()):
+        raise InputError(
+            f"{index} is not an index of safetensors files: weight_map has to be an object that names a file for each "
+            "tensor"
+        )
+    for file in sorted(set(file_of.values())):
+        if Path(file).name != file or "\\" in file or "\0" in file or file in ("", ".", ".."):
+            raise InputError(f"{index}: {file!r} is not the name of a file beside it")
+        if not (index.parent / file).is_file():
+            raise InputError(f"{index.parent}: {file} is missing, {index} names it")
+    return file_of
