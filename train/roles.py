@@ -14,6 +14,7 @@ from train.batch import TrainBatch, batch_from_groups
 from train.checkpoint.generators import generator_states, restore_generators
 from train.checkpoint.manifest import Checkpoint, RolloutState, TrainerState
 from train.collection import end_sparing, spare_from_collection
+from train.compiler_cache import keep_compiler_cache_private
 from train.config.run import RunConfig
 from train.replay.recorder import RolloutRecorder
 from train.weight_sync.buckets import group_into_buckets
@@ -40,6 +41,7 @@ class RolloutRole:
     """Collects groups and turns them into a validated training batch."""
 
     def __init__(self, config: RunConfig, accelerator: Accelerator, resume: Checkpoint | None = None) -> None:
+        keep_compiler_cache_private()
         self._config = config
         self._resume = resume
         without_trainer = config.debug.debug_rollout_only
@@ -93,6 +95,7 @@ class TrainerRole:
     ) -> None:
         from train.megatron.bootstrap import prepare_megatron
 
+        keep_compiler_cache_private()
         assert config.model.hf_checkpoint is not None
         assert config.job.trainer_threads is not None
         torch.set_num_threads(config.job.trainer_threads)

@@ -70,9 +70,9 @@ def _command(output_dir: Path, *flags: str, steps: int = 3) -> list[str]:
 
 
 def _environment(**values: str) -> dict[str, str]:
-    """A user's environment: without what this test process set for itself."""
-    inherited = {name: value for name, value in os.environ.items() if name != "GLOO_SOCKET_IFNAME"}
-    return inherited | {"ACCELRL_CPU_DEVICES": "2"} | values
+    """A user's environment after login: nothing that this test process, or a library in it, has set for itself."""
+    kept = ("PATH", "HOME", "LANG", "LD_LIBRARY_PATH", "OMP_NUM_THREADS", "OMP_WAIT_POLICY", "GOMP_SPINCOUNT")
+    return {name: os.environ[name] for name in kept if name in os.environ} | {"ACCELRL_CPU_DEVICES": "2"} | values
 
 
 # Sockets
