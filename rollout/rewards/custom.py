@@ -9,7 +9,7 @@ from collections.abc import Callable
 from functools import partial
 
 from rollout.rewards.base import CallReward, RewardError
-from rollout.rewards.threads import DaemonThreads
+from rollout.rewards.threads import DaemonThreads, Ended
 from samples.errors import InputError
 from samples.sample import Sample
 
@@ -49,18 +49,25 @@ class CustomReward(CallReward):
                 raise RewardError(f"{self.name} raised CancelledError for sample {sample.index}")
             try:
                 return call.result()
+            except Ended as ended:
+                raise self._failed(ended.error, sample) from ended.error
             except Exception as error:
-                raise RewardError(
-                    f"{self.name} raised {type(error).__name__} for sample {sample.index}: {error}{_place(error)}"
-                ) from error
+                raise self._failed(error, sample) from error
+
+    def _failed(self, error: BaseException, sample: Sample) -> RewardError:
+        what = f"{type(error).__name__} for sample {sample.index}: {error}"
+        return RewardError(f"{self.name} raised {what}{_place(error, self._function)}")
 
     async def _invoke(self, sample: Sample) -> object:
-        if self._on_loop:
-            value = self._function(self._args, sample)
-        else:
-            value = await self._threads.run(self._function, self._args, sample)
-        # A plain function may hand out an awaitable too, as a decorated or wrapped async one does.
-        return await value if inspect.isawaitable(value) else value
+        try:
+            if self._on_loop:
+                value = self._function(self._args, sample)
+            else:
+                value = await self._threads.run(self._function, self._args, sample)
+            # A plain function may hand out an awaitable too, as a decorated or wrapped async one does.
+            return await value if inspect.isawaitable(value) else value
+        except (SystemExit, KeyboardInterrupt) as error:  # from a task they would end the event loop
+            raise Ended(error) from error
 
     async def _release(self) -> None:
         self._threads.close()
@@ -89,7 +96,19 @@ def check_signature(function: object, name: str) -> None:
         raise InputError(f"{name}{signature} cannot be called as fn(args, sample): {error}") from None
 
 
-def _place(error: Exception) -> str:
-    """Where the user's code raised, for a message that is printed without a traceback."""
+def _place(error: BaseException, function: Function) -> str:
+    """Where the user's code raised, or called what raised, for a message that is printed without a traceback."""
     frames = traceback.extract_tb(error.__traceback__)
-    return f" ({frames[-1].filename}, line {frames[-1].lineno})" if frames else ""
+    theirs = [frame for frame in frames if frame.filename == _file_of(function)] or frames
+    return f" ({theirs[-1].filename}, line {theirs[-1].lineno})" if theirs else ""
+
+
+def _file_of(function: Function) -> str | None:
+    """The file that ``function`` was written in; None for what is not written in Python."""
+    while isinstance(function, partial):
+        function = function.func
+    function = inspect.unwrap(function)
+    for code in (function, type(function).__call__):
+        if inspect.ismethod(code) or inspect.isfunction(code):
+            return code.__code__.co_filename
+    return None

@@ -83,6 +83,10 @@ class RemoteReward(CallReward):
             raise RewardError(f"{self.name} refused sample {index} with {said}")
         try:
             return json.loads(body)
+        except RecursionError:
+            raise RewardError(
+                f"{self.name} answered sample {index} with JSON that is nested too deep: {_shown(body)}"
+            ) from None
         except ValueError:
             raise RewardError(
                 f"{self.name} answered sample {index} with something that is not JSON: {_shown(body)}"

@@ -17,6 +17,14 @@ Result = TypeVar("Result")
 Job = tuple[Callable[[], Any], "asyncio.Future[Any]", asyncio.AbstractEventLoop]
 
 
+class Ended(RuntimeError):
+    """A call raised ``error``, which would end its task's event loop (SystemExit) or which a future refuses."""
+
+    def __init__(self, error: BaseException) -> None:
+        super().__init__(f"the call raised {error!r}")
+        self.error = error
+
+
 class DaemonThreads:
     """Runs blocking calls off the event loop. It starts a thread whenever none is idle: the caller bounds how many."""
 
@@ -79,7 +87,7 @@ def _deliver(
         elif isinstance(error, Exception) and not isinstance(error, StopIteration):
             future.set_exception(error)
         else:  # a future refuses StopIteration; SystemExit in a task would end the whole event loop
-            ended = RuntimeError(f"the call raised {error!r}")
+            ended = Ended(error)
             ended.__cause__ = error
             future.set_exception(ended)
 

@@ -1,6 +1,8 @@
 import asyncio
 import contextvars
 import functools
+import json
+import sys
 import threading
 
 import pytest
@@ -235,3 +237,27 @@ async def test_a_function_is_loaded_by_path_from_the_user_code_dir(tmp_path):
     reward = build_reward(config, {"unit": 0.5})
     assert await reward.score(Sample(response="four", index=0)) == 2.0
     await reward.close()
+
+
+def _exits(args, sample):
+    sys.exit("no")
+
+
+async def _exits_on_the_loop(args, sample):
+    _exits(args, sample)
+
+
+def _interrupts(args, sample):
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("function", [_exits, _exits_on_the_loop, _interrupts])
+async def test_a_function_that_ends_the_process_is_an_error_with_its_own_file_and_line(function):
+    kind = "KeyboardInterrupt" if function is _interrupts else "SystemExit"
+    with pytest.raises(RewardError, match=rf"raised {kind} for sample 3.*test_rewards_custom\.py, line \d+\)"):
+        await custom(function).score(Sample(index=3))
+
+
+async def test_an_error_deep_in_a_library_is_placed_where_the_users_code_called_it():
+    with pytest.raises(RewardError, match=r"JSONDecodeError.*test_rewards_custom\.py, line \d+\)"):
+        await custom(lambda args, sample: json.loads("{")).score(Sample(index=0))

@@ -246,3 +246,12 @@ def test_waits_between_attempts_grow_and_stay_bounded(monkeypatch):
 def test_an_unusable_address_is_refused_at_start(url):
     with pytest.raises(InputError, match="--rm-url"):
         build_reward(RewardConfig(rm_type="remote_rm", rm_url=url), None)
+
+
+async def test_an_answer_nested_too_deep_is_a_bad_answer():
+    async def handler(request):
+        return web.Response(text="[" * 200_000)
+
+    async with service(handler) as reward:
+        with pytest.raises(RewardError, match=r"answered sample 8 with JSON that is nested too deep: \[\["):
+            await reward.score(SAMPLE)

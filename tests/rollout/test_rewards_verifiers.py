@@ -206,3 +206,19 @@ async def test_a_scoring_process_that_cannot_start_is_an_error(monkeypatch):
     with pytest.raises(RewardError, match="--rm-type math: a scoring process did not start: it exited with status"):
         await reward.score(Sample(response="7", label="7"))
     await reward.close()
+
+
+@pytest.mark.parametrize("label", [["7"], {"answer": "7"}])
+async def test_exact_match_refuses_a_label_that_no_response_can_equal(label):
+    reward = build_reward(RewardConfig(rm_type="exact_match"), None)
+    with pytest.raises(
+        InputError, match=r"exact_match: the label of prompt row 3 \(sample 4\) is a (list|dict).*--label-key"
+    ):
+        await reward.score(Sample(response="7", label=label, index=4, prompt_row=3))
+
+
+async def test_exact_match_takes_a_whole_number_kept_as_a_float_for_the_number():
+    reward = build_reward(RewardConfig(rm_type="exact_match"), None)
+    expected = {("2", 2.0): 1.0, ("2.0", 2.0): 1.0, ("2.5", 2.5): 1.0, ("2", 2.5): 0.0, ("True", True): 1.0}
+    for (response, label), score in expected.items():
+        assert await reward.score(Sample(response=response, label=label)) == score
