@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import time
 from collections import Counter
@@ -18,8 +19,8 @@ from rollout.generation import sampling_params
 from rollout.group import GroupRunner, run_all
 from rollout.rewards import Reward
 from samples import DataSource
-from samples.errors import InputError
-from samples.sample import Group
+from samples.errors import InputError, raised_at
+from samples.sample import Group, Sample
 
 FALLBACK_MARK = "kept_by_fallback"
 
@@ -29,6 +30,7 @@ class _Tally:
     """What happened to the groups of one rollout."""
 
     sampled: list[Group] = field(default_factory=list)
+    drawn: dict[int, Sample] = field(default_factory=dict)  # by id of the group: its first sample as it was drawn
     kept: list[Group] = field(default_factory=list)
     dropped: list[Group] = field(default_factory=list)
     reasons: Counter[str] = field(default_factory=Counter)
@@ -49,7 +51,8 @@ class SyncCollector:
     """Draws, generates, scores and filters groups for one rollout at a time.
 
     A round waits for all of its groups, so that what is kept depends on the data and the policy only, never on timing.
-    Kept groups beyond ``--rollout-batch-size`` are dropped and counted.
+    Kept groups beyond ``--rollout-batch-size`` are counted; their responses go, their prompts are first in line for the
+    next rollout, which answers them under its own weights.
     """
 
     def __init__(
@@ -81,13 +84,15 @@ class SyncCollector:
         while len(tally.kept) < target and tally.rounds < self._config.max_sampling_rounds:
             tally.rounds += 1
             groups = self._source.next_groups(self._round_size(target, tally))
+            tally.drawn |= {id(group): dataclasses.replace(group[0]) for group in groups}  # before hooks change it
             await run_all([self._run_group(group, rollout_id, tally) for group in groups])
             self._sort_out(groups, target, tally)
         if len(tally.kept) < target:
             self._fill_up(target, tally)
         tally.kept.sort(key=_group_index)
-        tally.surplus = max(0, len(tally.kept) - target)
-        groups = tally.kept[:target]
+        groups, surplus = tally.kept[:target], tally.kept[target:]
+        tally.surplus = len(surplus)
+        self._source.return_groups([[tally.drawn[id(group)]] for group in surplus], reset=True)
         metrics = self._metrics(tally, groups, time.perf_counter() - started)
         return RolloutOutput(rollout_id, groups, metrics, tally.sampled)
 
@@ -128,7 +133,14 @@ class SyncCollector:
             return DynamicFilterOutput(keep=False, reason="emptied_by_hook")
         if self._filter is None:
             return DynamicFilterOutput(keep=True)
-        return call_dynamic_filter(self._filter, self._args, group)
+        try:
+            return call_dynamic_filter(self._filter, self._args, group)
+        except Exception as error:
+            path, index = self._config.dynamic_sampling_filter_path, _group_index(group)
+            raise InputError(
+                f"--dynamic-sampling-filter-path {path} failed on group {index}: {type(error).__name__}: "
+                f"{error}{raised_at(error)}"
+            ) from error
 
     def _fill_up(self, target: int, tally: _Tally) -> None:
         policy = self._config.on_sampling_exhausted
@@ -147,6 +159,7 @@ class SyncCollector:
                 tally.kept.append(group)
 
     def _metrics(self, tally: _Tally, groups: list[Group], seconds: float) -> dict[str, float]:
+        counts = self._source.counts
         metrics = self._rollout_metrics(
             [group for group in tally.sampled if group],
             dynamic_filter={
@@ -158,7 +171,11 @@ class SyncCollector:
                 "groups_by_fallback": tally.fallback,
             },
             drop_reasons=tally.reasons,
-            counters={f"reward/{name}": count for name, count in self._reward.counters().items()},
+            counters={
+                "data/bad_rows": counts.bad_rows,
+                "data/too_long_prompts": counts.too_long,
+                **{f"reward/{name}": count for name, count in self._reward.counters().items()},
+            },
         )
         metrics |= {"perf/rollout_time": seconds, "perf/reward_time": tally.reward_seconds}
         return {key: float(value) for key, value in metrics.items()}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -47,9 +48,13 @@ def example(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return write_example(tmp_path_factory.mktemp("example"), seed=0)
 
 
-def collector(example: Any, keeps: Any, **settings: Any) -> tuple[SyncCollector, Filter]:
+def collector(
+    example: Any, keeps: Any, *, prompt_data: Path | None = None, **settings: Any
+) -> tuple[SyncCollector, Filter]:
     config = RolloutConfig(rollout_batch_size=8, n_samples_per_prompt=2, rollout_max_response_len=2, **settings)
-    data = DataConfig(prompt_data=(str(example.prompt_data),), label_key="label")
+    data = DataConfig(
+        prompt_data=(str(prompt_data or example.prompt_data),), label_key="label", skip_bad_rows=prompt_data is not None
+    )
     source = DataSource(
         data, load_tokenizer(Path(example.hf_checkpoint)), seed=0, n_samples_per_prompt=2, max_prompt_len=16
     )
@@ -106,3 +111,28 @@ async def test_the_last_round_decides_by_the_policy_for_too_few_groups(example: 
     made, _ = collector(example, lambda index: index == 1, on_sampling_exhausted="raise", **settings)
     with pytest.raises(InputError, match=r"--max-sampling-rounds 2 .* 15 dropped \(15 unlucky\)"):
         await made.collect(0)
+
+
+async def test_prompts_of_surplus_groups_are_first_in_the_next_rollout(example: Any) -> None:
+    made, dynamic_filter = collector(example, lambda index: True, over_sampling_batch_size=12)
+    first = await made.collect(0)
+    assert first.metrics["rollout/dynamic_filter/groups_surplus"] == 4
+    dynamic_filter.seen.clear()
+    second = await made.collect(1)
+    assert dynamic_filter.seen == list(range(8, 20))
+    assert [group[0].group_index for group in second.groups] == list(range(8, 16))
+    for group in second.groups:
+        assert [sample.index for sample in group] == [2 * group[0].group_index, 2 * group[0].group_index + 1]
+        assert [(sample.response_length, sample.rollout_id) for sample in group] == [(1, 1)] * 2
+
+
+async def test_rows_and_prompts_that_are_skipped_are_counted(example: Any, tmp_path: Path) -> None:
+    rows = [line for line in example.prompt_data.read_text().splitlines() if line.strip()][:8]
+    long = json.dumps(json.loads(rows[0]) | {"prompt": json.loads(rows[0])["prompt"] * 20})
+    path = tmp_path / "prompts.jsonl"
+    path.write_text("\n".join([*rows, "nonsense", long]))
+    made, _ = collector(example, lambda index: True, prompt_data=path)
+    metrics = (await made.collect(0)).metrics
+    metrics = (await made.collect(1)).metrics
+    assert metrics["rollout/data/bad_rows"] == 1
+    assert metrics["rollout/data/too_long_prompts"] == 1
