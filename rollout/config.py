@@ -6,6 +6,8 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+INHERIT = "inherit"  # the word for "as in training"
+
 
 class RolloutConfig(BaseModel):
     """Rollout"""
@@ -22,10 +24,16 @@ class RolloutConfig(BaseModel):
     over_sampling_batch_size: int | None = Field(
         None,
         ge=1,
-        description="groups drawn in every sampling round (default: --rollout-batch-size, then what is still missing)",
+        description="groups drawn in every sampling round of a run with a filter or sample hook (default: "
+        "--rollout-batch-size, then what is still missing); the prompts of surplus groups are drawn again next",
     )
     rollout_max_response_len: int = Field(256, ge=1, description="longest response, in tokens")
-    rollout_min_response_len: int = Field(0, ge=0, description="shortest response, in tokens")
+    rollout_min_response_len: int = Field(
+        0,
+        ge=0,
+        description="shortest response, in tokens; end tokens are masked until then, but log-probabilities and so the "
+        "importance ratio are those of the unmasked distribution",
+    )
     rollout_max_context_len: int | None = Field(
         None, ge=2, description="longest prompt plus response, in tokens (default: the model's max_position_embeddings)"
     )
@@ -101,11 +109,13 @@ class EvalConfig(BaseModel):
         ge=1,
         description="longest prompt in tokens; longer ones are left out and counted (default: all that fit)",
     )
-    eval_input_key: str | None = Field(
-        None, min_length=1, description="field of the prompt in these files (default: --input-key)"
+    eval_input_key: str = Field(
+        INHERIT, min_length=1, description="field of the prompt in these files (inherit: that of --input-key)"
     )
     eval_label_key: str | None = Field(
-        None, min_length=1, description="field of the label in these files (default: --label-key)"
+        INHERIT,
+        min_length=1,
+        description="field of the label in these files (inherit: that of --label-key; none: no label)",
     )
     eval_pass_threshold: float | None = Field(
         None,

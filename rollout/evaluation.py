@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from math import comb
 from typing import Any
 
-from rollout.config import EvalConfig, RolloutConfig
+from rollout.config import INHERIT, EvalConfig, RolloutConfig
 from rollout.engines.protocol import SamplingParams
 from rollout.group import GroupRunner, run_all
 from rollout.limits import evaluation_flags
@@ -36,8 +36,8 @@ def load_evaluation_sets(
     for name, spec in config.datasets:
         own = {
             "prompt_data": (spec,),
-            "input_key": config.eval_input_key or data.input_key,
-            "label_key": config.eval_label_key or data.label_key,
+            "input_key": data.input_key if config.eval_input_key == INHERIT else config.eval_input_key,
+            "label_key": data.label_key if config.eval_label_key == INHERIT else config.eval_label_key,
             "rollout_shuffle": False,
         }
         source = DataSource(
@@ -99,6 +99,7 @@ class Evaluator:
                 one.name, groups, reward_key=self._reward_key, pass_threshold=self._pass_threshold
             )
             metrics[f"eval/{one.name}/num_prompts"] = float(prompts)
+            metrics[f"eval/{one.name}/bad_rows"] = float(one.source.prompts.bad_rows.count)
             metrics[f"eval/{one.name}/skipped_prompts"] = float(len(one.source.prompts) - prompts)
         return metrics
 

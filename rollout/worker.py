@@ -113,9 +113,13 @@ class RolloutWorker:
 
     def close(self) -> None:
         """Stop engine and rewards within a bounded time; nothing of this worker runs afterwards."""
-        self._loop.run(self._reward.close())
-        self._loop.run(self._engine.stop())
-        self._loop.close()
+        try:
+            self._loop.run(self._reward.close())
+        finally:
+            try:
+                self._loop.run(self._engine.stop())
+            finally:
+                self._loop.close()
 
 
 def open_evaluation_sets(settings: RolloutSettings, tokenizer: Any) -> list[EvaluationSet]:

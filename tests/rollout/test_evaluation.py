@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import json
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -188,3 +189,31 @@ def test_a_bad_file_is_named_with_the_flag_of_evaluations(
         load_evaluation_sets(config, settings.data, load_tokenizer(settings.model_dir), max_prompt_len=4)
     assert "bad.jsonl" in str(refused.value)
     assert "--prompt-data" not in str(refused.value).replace("--eval-prompt-data", "")
+
+
+@pytest.mark.parametrize(("key", "label"), [("inherit", "training"), ("own", "evaluation"), (None, None)])
+def test_the_label_of_evaluations_is_trainings_their_own_or_none(
+    settings: RolloutSettings, tmp_path: Path, key: str | None, label: str | None
+) -> None:
+    path = tmp_path / "held_out.jsonl"
+    path.write_text('{"prompt": "1", "label": "training", "own": "evaluation"}\n')
+    config = EvalConfig(eval_prompt_data=("held_out", str(path)), eval_label_key=key)
+    (one,) = load_evaluation_sets(config, settings.data, load_tokenizer(settings.model_dir), max_prompt_len=8)
+    assert one.source.every_group()[0][0].label == label
+
+
+def test_closing_stops_engine_and_loop_when_the_reward_cannot_be_closed(
+    settings: RolloutSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = set(threading.enumerate())
+    worker = _worker(settings)
+    started = {thread.name for thread in set(threading.enumerate()) - before}
+    assert {"rollout-loop", "rollout-decode"} <= started
+
+    async def fails() -> None:
+        raise RuntimeError("no")
+
+    monkeypatch.setattr(worker._reward, "close", fails)
+    with pytest.raises(RuntimeError, match="no"):
+        worker.close()
+    assert not [t for t in set(threading.enumerate()) - before if t.name.startswith("rollout-")]
