@@ -9,6 +9,7 @@ from typing import Any
 
 from hooks.signature import FLAG, BoundHook, bind_hook
 from samples import InputError, Sample, Status, load_function
+from samples.errors import RunError, raised_at
 
 ERROR_KEY = "sample_hook_error"  # where a sample's metadata says which hook failed on it, and how
 _ON_ERROR = ("raise", "drop", "fail-sample")
@@ -18,8 +19,12 @@ _loaded: dict[tuple[tuple[str, ...], str, str | None], SampleHooks] = {}
 _latest: tuple[Any, tuple[str, ...], str, SampleHooks] | None = None
 
 
-class SampleHookError(RuntimeError):
+class SampleHookError(RunError):
     """A hook raised; the message names hook and sample, and the hook's own error is the cause."""
+
+
+class SampleHookTypeError(SampleHookError, TypeError):
+    """A hook returned what is no Sample."""
 
 
 async def apply_rollout_sample_hooks(args: Any, value: Any, **context: Any) -> Any:
@@ -94,13 +99,15 @@ class SampleHooks:
                 where = f"sample hook {hook.path} failed on sample {sample.index} (group {sample.group_index})"
                 what = f"{type(error).__name__}: {error}"
                 if self._on_error == "raise":
-                    raise SampleHookError(f"{where}: {what} (--rollout-sample-hook-on-error: raise)") from error
+                    raise SampleHookError(
+                        f"{where}: {what}{raised_at(error)} (--rollout-sample-hook-on-error: raise)"
+                    ) from error
                 self._report_once(hook, where, error)
                 return self._set_aside(sample, f"{hook.path}: {what}")
             if isinstance(returned, Sample):
                 sample = returned
             elif returned is not None:
-                raise TypeError(f"sample hook {hook.path} returned {returned!r}, expected Sample or None")
+                raise SampleHookTypeError(f"sample hook {hook.path} returned {returned!r}, expected Sample or None")
         return sample
 
     def _set_aside(self, sample: Sample, what: str) -> Sample:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 from collections.abc import Callable
 
@@ -16,38 +17,69 @@ COMMANDS = {  # "module:function", function(argv) -> exit status; imported only 
 
 def accelrl(argv: list[str] | None = None) -> int:
     """``accelrl train|accel|rollout|report ...``, the same as ``python -m train ...``; returns the exit status."""
+    return run_guarded(lambda: _accelrl(sys.argv[1:] if argv is None else argv))
+
+
+def _accelrl(arguments: list[str]) -> int:
     from train.safe_path import secure_sys_path
 
     secure_sys_path()
-    arguments = sys.argv[1:] if argv is None else argv
     if not arguments or arguments[0] in ("-h", "--help"):
         print(_help_text(), file=sys.stdout if arguments else sys.stderr, end="")
         return 0 if arguments else 2
-    return run_guarded(lambda: _dispatch(arguments[0], arguments[1:]))
+    return _dispatch(arguments[0], arguments[1:])
 
 
 def run_guarded(command: Callable[[], int]) -> int:
-    """The exit status of ``command``. Its own errors are printed in one message and give 2, an interrupt gives 130.
-
-    An error that is not about what the user gave keeps its traceback.
+    """The exit status of ``command``. Its own errors are printed in one message: 2 for something given that cannot be
+    used, 1 for a run that cannot go on. An interrupt gives 130; any other error keeps its traceback.
     """
-    from samples.errors import InputError  # in functions, so that accelrl() comes before any import of ours
-
+    open_standard_streams()
     try:
         return command()
-    except KeyboardInterrupt:
-        print("accelrl: interrupted", file=sys.stderr)
+    except KeyboardInterrupt as interrupt:
+        print(f"accelrl: {str(interrupt) or 'interrupted'}", file=sys.stderr)
         return 130
-    except InputError as error:
-        message = str(error)
-    except RuntimeError as error:
-        from accel.errors import AcceleratorError  # only here: accel may load torch
-
-        if not isinstance(error, AcceleratorError):
+    except (ValueError, RuntimeError) as error:
+        status = _status_of(error)
+        if status is None:
             raise
-        message = str(error)
-    print(f"accelrl: error: {message}", file=sys.stderr)
-    return 2
+        print(f"accelrl: error: {error}", file=sys.stderr)
+        return status
+
+
+def _status_of(error: Exception) -> int | None:
+    """The exit status of one of our own errors. Imports stand here so that accelrl() comes before any of ours."""
+    from samples.errors import InputError, RunError
+
+    if isinstance(error, InputError):
+        return 2
+    if isinstance(error, RunError):
+        return 1
+    if not isinstance(error, RuntimeError):
+        return None
+    from accel.errors import AcceleratorError  # only here: accel may load torch
+
+    return 2 if isinstance(error, AcceleratorError) else None
+
+
+def open_standard_streams() -> None:
+    """Put the null device where standard input, output or errors are closed (``>&-``).
+
+    Otherwise the next file opened, a checkpoint say, would get that number and what is printed.
+    """
+    for descriptor in range(3):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest free number, which is this one
+            os.set_inheritable(descriptor, True)
+    if sys.stdin is None:
+        sys.stdin = os.fdopen(0, closefd=False)
+    if sys.stdout is None:
+        sys.stdout = os.fdopen(1, "w", closefd=False)
+    if sys.stderr is None:
+        sys.stderr = os.fdopen(2, "w", closefd=False)
 
 
 def _dispatch(name: str, argv: list[str]) -> int:

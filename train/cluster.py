@@ -15,8 +15,7 @@ from accel.errors import AcceleratorError
 from accel.placement.ray_ledger import RayDeviceLeases, bundle_node
 from accel.placement.requests import needs_device_lease, ray_node_options, ray_request, ray_worker_env
 from observability import Progress
-from samples.errors import InputError
-from train.checkpoint.errors import CheckpointWriteError
+from samples.errors import InputError, RunError
 from train.checkpoint.manifest import Checkpoint, RolloutState, RunState, TrainerState
 from train.collection import spare_from_collection
 from train.config.run import RunConfig
@@ -123,8 +122,16 @@ class RayRuntime:
         self._resume = resume
         self._version = -1 if resume is None else resume.manifest.state.weight_version - 1
         self._local_ray = LocalRay()
+        self._start_interrupted = False
 
     def start(self) -> None:
+        try:
+            self._start()
+        except KeyboardInterrupt:
+            self._start_interrupted = True
+            raise
+
+    def _start(self) -> None:
         self._progress.phase("starting Ray" if self._config.job.ray_address is None else "joining the Ray cluster")
         self._connect()
         self._progress.phase("starting the rollout worker and the trainer")
@@ -203,7 +210,8 @@ class RayRuntime:
         self._rollout, self._trainers = None, []
         worker_died = False
         try:
-            if actors and ray.is_initialized():
+            # An actor that is still being made answers only after that, and has nothing yet that it could lose.
+            if actors and ray.is_initialized() and not self._start_interrupted:
                 done, pending = ray.wait(
                     [actor.close.remote() for actor in actors], num_returns=len(actors), timeout=_CLOSE_TIMEOUT
                 )
@@ -351,8 +359,8 @@ def _plain_errors() -> Iterator[None]:
         yield
     except ray.exceptions.RayTaskError as error:
         cause = error.cause
-        if isinstance(cause, InputError | AcceleratorError | CheckpointWriteError):
-            raise type(cause)(*cause.args) from None
+        if isinstance(cause, InputError | AcceleratorError | RunError):
+            raise cause.with_traceback(None) from None  # as it came: a subclass may be made of other arguments
         raise
 
 

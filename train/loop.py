@@ -53,11 +53,28 @@ class Runtime(Protocol):
     def close(self) -> None: ...
 
 
+class StartInterrupt(KeyboardInterrupt):
+    """An interrupt before the first step: nothing was trained, so nothing is finished or written first."""
+
+    def __str__(self) -> str:
+        return "interrupted during start-up; nothing was trained"
+
+
 @dataclass
 class StopRequest:
-    """Set by the first Ctrl-C: finish the step under way, then stop."""
+    """Set by the first Ctrl-C: finish the step under way, then stop. Before ``started`` it stops at once."""
 
     requested: bool = False
+    started: bool = False  # the workers are up, and a step is worth finishing
+
+    def start(self) -> None:
+        """From here on a step under way is finished first; raises StartInterrupt where a stop was asked for before."""
+        self.check_start()
+        self.started = True
+
+    def check_start(self) -> None:
+        if self.requested and not self.started:  # something, such as a destructor, swallowed the interrupt
+            raise StartInterrupt
 
 
 @dataclass(frozen=True)
@@ -96,6 +113,8 @@ def run_loop(
         evaluation: dict[str, float] = {}
         if rollout_id == 0 and evaluations.before_train:
             evaluation |= _before_train(_evaluate(runtime, rollout_id, progress, "before training"))
+            if stop.requested:
+                break
         started = time.perf_counter()
         output = runtime.step(rollout_id)
         seconds = time.perf_counter() - started
@@ -135,12 +154,17 @@ def _before_train(metrics: dict[str, float]) -> dict[str, float]:
 
 @contextmanager
 def stop_on_interrupt(stop: StopRequest) -> Iterator[None]:
-    """First Ctrl-C (or SIGTERM) asks for a stop after the current step; a second one interrupts at once."""
+    """First Ctrl-C (or SIGTERM) asks for a stop after the current step; a second one interrupts at once.
+
+    During start-up the first one interrupts at once too: no step is under way that could be lost.
+    """
 
     def handle(signum: int, _frame: FrameType | None) -> None:
         if stop.requested:
             raise KeyboardInterrupt
         stop.requested = True
+        if not stop.started:
+            raise StartInterrupt
         name = signal.Signals(signum).name
         print(f"\n{name}: stopping after this step; once more to stop at once", file=sys.stderr, flush=True)
 

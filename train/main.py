@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -39,25 +40,31 @@ def train(config: RunConfig) -> int:
     from observability import Progress, summary_line
     from train.checkpoint.resume import take_up_metrics
     from train.loop import StopRequest, run_loop, stop_on_interrupt
-    from train.prepare import prepare
+    from train.prepare import prepare, without_places
     from train.recording import Recording
 
     # Checkpoints are directories: nothing here asks a model hub.
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     progress = Progress(config.output.progress, total_steps=config.job.num_rollout)
     stop = StopRequest()
-    with progress, stop_on_interrupt(stop), collection_paused():
+    with ExitStack() as released, progress, stop_on_interrupt(stop), collection_paused():
         progress.phase("checking configuration, prompts and device")
         prepared = prepare(config)
         config = prepared.config
-        cli.write_config(config, prepared.run_dir / "config.toml", prepared.facts)
+        released.callback(prepared.directory.release)
+        repeatable, places = without_places(config)
+        cli.write_config(repeatable, prepared.run_dir / "config.toml", prepared.facts | places)
         progress.banner(prepared.facts | {"run directory": str(prepared.run_dir)})
         take_up_metrics(prepared.run_dir, prepared.resume, progress)
+        steps_before = progress.history.steps
         runtime = make_runtime(prepared, progress)
         saver = make_saver(prepared, runtime, progress)
+        stop.check_start()
         try:
+            runtime.start()
+            stop.start()
+            # Opened only now: a start that fails leaves no trace of a run that would stand in the way of the next.
             with Recording(config, prepared.run_dir, prepared.facts, progress, stop) as recording:
-                runtime.start()
                 history = run_loop(
                     runtime,
                     num_rollout=prepared.num_rollout,
@@ -71,9 +78,9 @@ def train(config: RunConfig) -> int:
                 )
                 if saver is not None:
                     saver.finish()
-                if config.output.save_hf is not None:
+                if config.output.save_hf is not None and not (stop.requested and history.steps == steps_before):
                     progress.phase(f"writing the model to {config.output.save_hf}")
-                    runtime.save_hf(Path(config.output.save_hf).absolute())
+                    runtime.save_hf(Path(config.output.save_hf))
         finally:
             runtime.close()
     print(summary_line(history, prepared.run_dir, interrupted=stop.requested), flush=True)

@@ -6,20 +6,18 @@ Everything that a person can have got wrong is found here, before any worker sta
 from __future__ import annotations
 
 import os
-import re
 import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from accel.contract import Accelerator
-from samples.errors import InputError
-from samples.sample import Group
 from samples.slices import parse_file_spec
 from train.checkpoint.finding import check_files
 from train.checkpoint.manifest import Checkpoint, ModelFacts
 from train.checkpoint.model_facts import check_same_model, model_facts
 from train.checkpoint.resume import (
+    check_export,
     check_output_directory,
     check_save_directory,
     resume_facts,
@@ -28,8 +26,11 @@ from train.checkpoint.resume import (
     save_directory,
 )
 from train.checkpoint.settings import check_steps_left
+from train.config.home import expand_home
 from train.config.run import RunConfig
 from train.config.sections import Section
+from train.model_preflight import check_served_model, check_trained_model
+from train.run_directory import EXAMPLE, RunDirectory, new_name
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,7 @@ class PreparedRun:
     model: ModelFacts
     save_directory: Path | None  # where checkpoints go, if there are to be any
     resume: Checkpoint | None  # what the run goes on from
+    directory: RunDirectory  # run_dir, held for this run until it is released
 
     @property
     def first_rollout(self) -> int:
@@ -53,9 +55,13 @@ class PreparedRun:
 
 
 def prepare(config: RunConfig) -> PreparedRun:
-    """Resolve and check ``config``; writes the run directory and, for the built-in example, its model and prompts."""
+    """Resolve and check ``config``; makes the run directory and, for the built-in example, its model and prompts.
+
+    The directory is the run's until its ``release``. Where the run is refused, what was made is removed again.
+    """
     from accel import select_accelerator
 
+    config = expand_home(config)
     accelerator = select_accelerator(
         None if config.job.accelerator == "auto" else config.job.accelerator,
         emulate=config.job.emulate,
@@ -63,7 +69,19 @@ def prepare(config: RunConfig) -> PreparedRun:
     )
     check_devices(config, accelerator)
     resume = resumed_checkpoint(config)
-    run_dir = make_run_dir(config, resume)
+    directory = claim_run_dir(config)
+    try:
+        return _prepared(config, accelerator, directory, resume)
+    except BaseException:
+        directory.discard()
+        raise
+
+
+def _prepared(
+    config: RunConfig, accelerator: Accelerator, directory: RunDirectory, resume: Checkpoint | None
+) -> PreparedRun:
+    run_dir = directory.path
+    check_output_directory(run_dir, resume, config.checkpoint.load)
     if is_example(config):
         config = with_example(config, run_dir)
     config = resolve_threads(with_absolute_paths(config), accelerator)
@@ -76,17 +94,19 @@ def prepare(config: RunConfig) -> PreparedRun:
         num_rollout, replay_facts = preflight_replay(config)
         facts |= replay_facts
     else:
-        preflight(config, resume)
+        facts |= preflight(config, resume)
     saves_to = save_directory(config, run_dir)
     if saves_to is not None:
         check_save_directory(saves_to, resume)
+    if config.output.save_hf is not None:
+        check_export(Path(config.output.save_hf), run_dir, saves_to)
     if resume is not None:
         check_steps_left(resume, num_rollout)
         check_files(resume)
     facts |= resume_facts(resume, config)
     run_id = run_id_of(resume)
     facts["run_id"] = run_id
-    return PreparedRun(config, accelerator, run_dir, num_rollout, facts, run_id, model, saves_to, resume)
+    return PreparedRun(config, accelerator, run_dir, num_rollout, facts, run_id, model, saves_to, resume, directory)
 
 
 def is_example(config: RunConfig) -> bool:
@@ -98,7 +118,7 @@ def with_example(config: RunConfig, run_dir: Path) -> RunConfig:
     """Write the built-in example under the run directory and point the configuration at it."""
     from train.example import write_example
 
-    files = write_example(run_dir / "example", config.job.seed)
+    files = write_example(run_dir / EXAMPLE, config.job.seed)
     model = _updated(config.model, hf_checkpoint=str(files.hf_checkpoint))
     data = _updated(config.data, prompt_data=(str(files.prompt_data),))
     evaluation = config.evaluation
@@ -111,7 +131,7 @@ def with_absolute_paths(config: RunConfig) -> RunConfig:
     """The same files and directories, whatever directory a worker process starts in."""
 
     def absolute(path: str | None) -> str | None:
-        return None if path is None else str(Path(path).expanduser().absolute())
+        return None if path is None else str(Path(path).absolute())
 
     def absolute_spec(spec: str, flag: str) -> str:
         path, rows = parse_file_spec(spec, flag)
@@ -127,6 +147,7 @@ def with_absolute_paths(config: RunConfig) -> RunConfig:
             ),
             "evaluation": _updated(config.evaluation, eval_prompt_data=tuple(word for pair in sets for word in pair)),
             "reward": _updated(config.reward, user_code_dir=absolute(config.reward.user_code_dir)),
+            "output": _updated(config.output, save_hf=absolute(config.output.save_hf)),
             "checkpoint": _updated(
                 checkpoint,
                 save=absolute(checkpoint.save),
@@ -141,24 +162,36 @@ def with_absolute_paths(config: RunConfig) -> RunConfig:
     )
 
 
-def make_run_dir(config: RunConfig, resume: Checkpoint | None) -> Path:
-    """``--output-dir``, or ``runs/<time>-<name>``; an existing run is gone on with or refused."""
+def claim_run_dir(config: RunConfig) -> RunDirectory:
+    """``--output-dir``, or a new ``runs/<time>-<name>``."""
     if config.output.output_dir is not None:
-        run_dir = Path(config.output.output_dir)
-        check_output_directory(run_dir, resume, config.checkpoint.load)
-    else:
-        name = config.output.run_name or (
-            "example" if is_example(config) else Path(str(config.model.hf_checkpoint)).name
-        )
-        name = re.sub(r"[^\w.-]+", "-", name).strip("-.") or "run"
-        run_dir = _unused(Path("runs") / f"{time.strftime('%Y%m%d-%H%M%S')}-{name}")
-    try:
-        run_dir.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InputError(
-            f"--output-dir {run_dir} cannot be created: {error.strerror}; choose a writable place"
-        ) from error
-    return run_dir.resolve()
+        return RunDirectory(Path(config.output.output_dir))
+    name = config.output.run_name or ("example" if is_example(config) else Path(str(config.model.hf_checkpoint)).name)
+    return RunDirectory.new(Path("runs"), new_name(name))
+
+
+def without_places(config: RunConfig) -> tuple[RunConfig, dict[str, str]]:
+    """``config`` for config.toml, without where this run writes and what it resumed; and those, to be told as facts.
+
+    They are this run's alone: given again, another run would be refused for writing over it.
+    """
+    output, checkpoint, debug = config.output, config.checkpoint, config.debug
+    places = {
+        "output_dir": output.output_dir,
+        "save_hf": output.save_hf,
+        "save": checkpoint.save,
+        "load": checkpoint.load,
+        "save_debug_rollout_data": debug.save_debug_rollout_data,
+    }
+    keep = checkpoint.save_keep if checkpoint.save_interval is not None else None
+    repeatable = config.model_copy(
+        update={
+            "output": _updated(output, output_dir=None, save_hf=None),
+            "checkpoint": _updated(checkpoint, save=None, load=None, save_keep=keep),
+            "debug": _updated(debug, save_debug_rollout_data=None),
+        }
+    )
+    return repeatable, {name: value for name, value in places.items() if value is not None}
 
 
 def resolve_threads(config: RunConfig, accelerator: Accelerator) -> RunConfig:
@@ -201,20 +234,11 @@ def check_devices(config: RunConfig, accelerator: Accelerator) -> None:
         )
 
 
-def check_model(config: RunConfig) -> None:
-    """Refuse a model that the trainer has no family for, and a layout that does not divide it."""
-    from train.megatron.layout import check_layout
-    from train.megatron.model import load_hf_config
-    from train.megatron.models import family_of
+def preflight(config: RunConfig, resume: Checkpoint | None = None) -> dict[str, Any]:
+    """Load what the workers will load and look at the first prompts of a data source that is then thrown away.
 
-    assert config.model.hf_checkpoint is not None
-    hf_config = load_hf_config(config.model.hf_checkpoint, config.model.trust_remote_code)
-    family_of(hf_config)
-    check_layout(hf_config, config.parallel)
-
-
-def preflight(config: RunConfig, resume: Checkpoint | None = None) -> Group:
-    """Load what the workers will load and draw a first group from a data source that is then thrown away."""
+    Facts: what is skipped of the prompt files, if anything is.
+    """
     from hooks import load_sample_hooks
     from rollout.collectors.sync import UserArgs
     from rollout.engines.factory import choose_engine
@@ -227,21 +251,22 @@ def preflight(config: RunConfig, resume: Checkpoint | None = None) -> Group:
     from train.replay.recorder import check_recording_directory
     from train.roles import rollout_settings
 
-    choose_engine(config.rollout)
+    engine = choose_engine(config.rollout)[0]
     check_trackers(config.tracking)
     if config.debug.save_debug_rollout_data is not None:
         first = 0 if resume is None else resume.step + 1
         check_recording_directory(Path(config.debug.save_debug_rollout_data), first)
-    if config.trainer_ranks:
-        check_model(config)
     settings = rollout_settings(config)
+    if config.trainer_ranks:
+        check_trained_model(config)
+    check_served_model(config, engine, settings.model_dir)
     limits = context_limits(settings.model_dir, config.rollout, config.data)
     load_filter(settings)
     args = UserArgs(config.rollout, config.reward)
     load_sample_hooks(args)
     build_reward(config.reward, args)
     tokenizer = load_tokenizer(settings.model_dir, trust_remote_code=settings.trust_remote_code)
-    open_evaluation_sets(settings, tokenizer)
+    evaluation_sets = open_evaluation_sets(settings, tokenizer)
     source = DataSource(
         config.data,
         tokenizer,
@@ -251,7 +276,11 @@ def preflight(config: RunConfig, resume: Checkpoint | None = None) -> Group:
     )
     if resume is not None:
         source.load_state_dict(resume.manifest.state.rollout.source)
-    return source.next_groups(1)[0]
+    skipped = source.skipped()
+    for one in evaluation_sets:
+        skipped += [f"--eval-prompt-data {one.name}: {text}" for text in one.source.skipped()]
+    source.next_groups(1)
+    return {"skipped": "; ".join(skipped)} if skipped else {}
 
 
 def preflight_replay(config: RunConfig) -> tuple[int, dict[str, Any]]:
@@ -260,7 +289,7 @@ def preflight_replay(config: RunConfig) -> tuple[int, dict[str, Any]]:
     from train.replay.role import check_recording
 
     check_trackers(config.tracking)
-    check_model(config)
+    check_trained_model(config)
     return check_recording(config)
 
 
@@ -291,11 +320,3 @@ def run_facts(config: RunConfig, accelerator: Accelerator) -> dict[str, Any]:
 def _updated(section: Section | Any, **values: Any) -> Any:
     """A copy with other values, checked again (``model_copy`` alone does not check)."""
     return type(section)(**(section.model_dump() | values))
-
-
-def _unused(path: Path) -> Path:
-    candidate, number = path, 1
-    while candidate.exists():
-        number += 1
-        candidate = path.with_name(f"{path.name}-{number}")
-    return candidate

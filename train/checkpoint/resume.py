@@ -20,7 +20,7 @@ from train.config.run import RunConfig
 def save_directory(config: RunConfig, output_dir: Path | None) -> Path | None:
     """Where checkpoints go: ``--save``, or ``checkpoints`` in the output directory; None when nothing is saved."""
     if config.checkpoint.save is not None:
-        return Path(config.checkpoint.save).expanduser().absolute()
+        return Path(config.checkpoint.save).absolute()
     if not config.checkpoint.saves or output_dir is None:
         return None
     return default_save_directory(output_dir.absolute())
@@ -73,6 +73,19 @@ def check_save_directory(directory: Path, resume: Checkpoint | None) -> None:
         raise InputError(f"--save {directory}: {existing} cannot be written to; give a writable directory")
 
 
+def check_export(directory: Path, run_dir: Path, saves_to: Path | None) -> None:
+    """Refuse a ``--save-hf`` that could not be written when training is over, however long that took."""
+    from train.megatron.weights.directory import check_target
+
+    target = directory.resolve()
+    for what, taken in (("the run's own directory", run_dir), ("--save", saves_to)):
+        if taken is not None and (target == taken.resolve() or target in taken.resolve().parents):
+            raise InputError(f"--save-hf {directory}: {what} {taken} is in there; give a directory of its own")
+    if saves_to is not None and saves_to.resolve() in target.parents:
+        raise InputError(f"--save-hf {directory}: is among the checkpoints in {saves_to}; give a directory of its own")
+    check_target(directory)
+
+
 def run_id_of(resume: Checkpoint | None) -> str:
     """The name that a run keeps however often it is interrupted."""
     return uuid4().hex[:12] if resume is None else resume.manifest.run_id
@@ -80,7 +93,7 @@ def run_id_of(resume: Checkpoint | None) -> str:
 
 def check_output_directory(run_dir: Path, resume: Checkpoint | None, load: str | None) -> None:
     """Refuse an output directory that holds a run, unless it is the run that goes on."""
-    if not (run_dir / "metrics.jsonl").exists():
+    if not _has_steps(run_dir / "metrics.jsonl"):
         return
     if resume is None:
         if load == "auto":  # a run that ended before its first save begins again
@@ -103,7 +116,7 @@ def take_up_metrics(run_dir: Path, resume: Checkpoint | None, progress: Progress
     """
     path = run_dir / "metrics.jsonl"
     if resume is None:
-        if path.exists():
+        if _has_steps(path):
             aside = _unused(path.with_name("metrics-before.jsonl"))
             path.rename(aside)
             progress.note(f"the metrics of a run that saved no checkpoint are now in {aside.name}")
@@ -114,6 +127,11 @@ def take_up_metrics(run_dir: Path, resume: Checkpoint | None, progress: Progress
     if removed:
         steps = "step" if removed == 1 else "steps"
         progress.note(f"metrics.jsonl: {removed} {steps} after the checkpoint removed; they are made again")
+
+
+def _has_steps(path: Path) -> bool:
+    """Whether a metrics.jsonl is of a run that made a step; one that only started leaves an empty file or none."""
+    return path.exists() and path.stat().st_size > 0
 
 
 def _recorded_run_id(run_dir: Path) -> object:

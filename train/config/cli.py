@@ -14,6 +14,7 @@ from samples.errors import InputError
 from train.config.checks import validate
 from train.config.command_line import CommandLine, read_command_line
 from train.config.help import help_text
+from train.config.home import expand_home
 from train.config.problems import raise_problems
 from train.config.run import RunConfig
 from train.config.settings import build, check_settings
@@ -41,8 +42,9 @@ def parse(argv: Sequence[str], base: Mapping[str, object] | None = None) -> RunC
         SystemExit: with status 0, after printing what ``--help`` or ``--print-config`` asks for.
     """
     line, explicit = _read(argv)
-    config = build(_yielding(base or {}, explicit) | explicit)
-    validate(config)
+    typed = {setting.flag.name for setting in line.settings}
+    config = expand_home(build(_yielding(base or {}, explicit) | explicit))
+    validate(config, given=explicit, on_command_line=typed)
     if line.print_config:
         _print_and_exit(to_toml(config))
     return config
@@ -75,7 +77,7 @@ def _read(argv: Sequence[str]) -> tuple[CommandLine, dict[str, object]]:
     from_file = []
     if line.config is not None:
         try:
-            from_file = read_toml(line.config, problems)
+            from_file = read_toml(os.path.expanduser(line.config), problems)
         except InputError as error:
             problems.append(str(error))
     explicit = check_settings([*from_file, *line.settings], problems)

@@ -55,7 +55,10 @@ def to_toml(config: RunConfig) -> str:
 def write_config(config: RunConfig, path: str | Path, facts: Mapping[str, object]) -> None:
     """Writes a run's config.toml: the resolved configuration, and ``facts`` (TOML values by name) in a table that
     ``--config`` ignores. The file appears whole or not at all."""
-    header = "# The configuration of a run, resolved; start the same run again with --config and this file.\n\n"
+    header = (
+        "# The configuration of a run, resolved: --config with this file makes the run again, in a new directory.\n"
+        "# Where this run wrote and what it resumed stands in [run], which --config ignores.\n\n"
+    )
     notes = {key: NONE if value is None else value for key, value in facts.items()}
     table = tomli_w.dumps({FACTS_TABLE: notes}) if notes else ""
     path = Path(path)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from samples.errors import RunError
 from train.config.run import RunConfig
 from train.megatron.optimizer_state import ParameterState
 
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
     from megatron.core.models.gpt import GPTModel
 
 
-class NonFiniteGradientError(RuntimeError):
+class NonFiniteGradientError(RunError):
     """The gradient is not finite. The weights were not touched."""
 
 

@@ -28,7 +28,7 @@ from rollout.engines.torch_engine.runner import Runner
 from rollout.engines.torch_engine.scheduler import Answer, Scheduler
 from rollout.engines.torch_engine.sequence import Sequence
 from rollout.engines.torch_engine.uniforms import stream_key
-from samples.errors import InputError
+from samples.errors import InputError, raised_at
 
 T = TypeVar("T")
 
@@ -290,7 +290,7 @@ class TorchEngine:
         self._loop.call_soon_threadsafe(self._report_failure, error)
 
     def _report_failure(self, error: BaseException) -> None:
-        failure = EngineError(f"the decoding thread has failed: {error!r}")
+        failure = EngineError(f"the decoding thread has failed: {error!r}{raised_at(error)}")
         failure.__cause__ = error
         self._fail_all(failure)
 

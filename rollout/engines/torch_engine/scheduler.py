@@ -178,7 +178,13 @@ class Scheduler:
         return SamplingPlan.of(params, self._decoder.vocab_size, self._device)
 
     def _not_finite(self) -> EngineError:
+        where = f"the model gives logits that are not finite (weight version {self.weight_version})"
+        if self.weight_version <= 0:  # nothing has been trained yet
+            return EngineError(
+                f"{where}, before any training: the weights in --hf-checkpoint are damaged, or too large for the "
+                "number format; check that model, or try without --bf16"
+            )
         return EngineError(
-            f"the model gives logits that are not finite (weight version {self.weight_version}): its weights have "
-            "diverged; look at train/grad_norm, lower --lr, or go back to an earlier checkpoint"
+            f"{where}: its weights have diverged; look at train/grad_norm, lower --lr, or go back to an earlier "
+            "checkpoint"
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,18 +27,25 @@ def model_and_prompt_problems(config: RunConfig) -> Iterator[str]:
     for spec in () if replays else prompts:
         yield from prompt_file_problems("--prompt-data", spec)
     code = config.reward.user_code_dir
-    if code is not None and not Path(code).expanduser().is_dir():
-        yield f"--user-code-dir {code}: {_not_there(Path(code).expanduser(), 'directory')}"
+    if code is not None and not Path(code).is_dir():
+        yield f"--user-code-dir {code}: {_not_there(Path(code), 'directory')}"
 
 
 def output_problems(config: RunConfig) -> Iterator[str]:
     for option, given in (("--output-dir", config.output.output_dir), ("--save-hf", config.output.save_hf)):
-        if given is not None and Path(given).exists() and not Path(given).is_dir():
+        if given is not None and os.path.exists(given) and not os.path.isdir(given):
             yield f"{option} {given}: is a file; give a directory"
     model, export = config.model.hf_checkpoint, config.output.save_hf
-    if model is not None and export is not None and Path(model).resolve() == Path(export).resolve():
+    if export is None:
+        return
+    target = Path(export).resolve()
+    if model is not None and target == Path(model).resolve():
         yield f"--save-hf {export} would write over --hf-checkpoint; give another directory"
-    elif export is not None and Path(export).is_dir() and any(Path(export).iterdir()):
+    elif model is not None and Path(model).resolve() in target.parents:
+        yield f"--save-hf {export} would write into --hf-checkpoint {model}; give another directory"
+    elif config.output.output_dir is not None and target == Path(config.output.output_dir).resolve():
+        yield f"--save-hf {export} is --output-dir, which holds the run; give a directory in it, such as {export}/model"
+    elif os.path.isdir(export) and os.access(export, os.R_OK) and any(Path(export).iterdir()):
         yield f"--save-hf {export}: is not empty; give a new directory, or remove this one"
 
 

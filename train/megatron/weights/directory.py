@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -33,13 +34,18 @@ CARRIED = (
 def check_target(directory: str | Path, flag: str = "--save-hf") -> None:
     """Raise InputError unless a model can be written there: the directory must not exist, or be empty."""
     path = Path(directory)
-    if path.exists() and (not path.is_dir() or any(path.iterdir())):
-        raise InputError(f"{flag} {directory}: it exists and is not an empty directory; name another or remove it")
-    parent = path.absolute().parent
-    while not parent.exists():
-        parent = parent.parent
-    if not parent.is_dir() or not os.access(parent, os.W_OK):
-        raise InputError(f"{flag} {directory}: {parent} cannot be written to")
+    try:
+        if path.is_symlink() and not path.exists():
+            raise InputError(f"{flag} {directory}: is a link to {os.readlink(path)}, which is not there; remove it")
+        if path.exists() and (not path.is_dir() or any(path.iterdir())):
+            raise InputError(f"{flag} {directory}: it exists and is not an empty directory; name another or remove it")
+        parent = path.absolute().parent
+        while not parent.exists():
+            parent = parent.parent
+        # Only an attempt tells: permission bits say nothing of read-only file systems, of quotas, or of /proc.
+        os.rmdir(tempfile.mkdtemp(prefix=".accelrl-", dir=parent))
+    except OSError as error:
+        raise InputError(f"{flag} {directory}: cannot be written ({error.strerror}); give a writable place") from error
 
 
 class ModelDirectoryWriter:
