@@ -50,7 +50,7 @@ SETTINGS: dict[str, list[str]] = {
     "learning rate 3e-3": ["--lr", "3e-3"],
     "always 4 optimizer steps": ["--num-steps-per-rollout", "4"],
     "1 optimizer step": ["--global-batch-size", "512"],
-    "no filter, one round": ["--dynamic-sampling-filter-path", "none", "--max-sampling-rounds", "1"],
+    "no filter, one round": ["--dynamic-sampling-filter-path", "none"],
 }
 
 

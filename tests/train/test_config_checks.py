@@ -13,6 +13,7 @@ from train.config.checks.batch import nearest_divisor
 from train.config.cli import parse
 from train.config.run import RunConfig
 from train.config.settings import build
+from train.example import EXAMPLE_SETTINGS
 
 
 def problems(**values: object) -> str:
@@ -132,6 +133,7 @@ def test_tensor_and_data_parallel_ranks_are_accepted():
     ("values", "said"),
     [
         ({"over_sampling_batch_size": 31}, "--over-sampling-batch-size 31 is less than --rollout-batch-size 32"),
+        ({"over_sampling_batch_size": 48}, "and nothing drops groups: 16 generated groups of every step would go unused"),
         ({"rollout_min_response_len": 300}, "300 is more than --rollout-max-response-len 256"),
         ({"rollout_top_k": 0}, "--rollout-top-k 0"),
         ({"rollout_top_k": 1}, "--rollout-top-k 1: is greedy"),
@@ -149,6 +151,10 @@ def test_tensor_and_data_parallel_ranks_are_accepted():
         ({"rm_type": "remote_rm", "rm_url": "http://host:port/"}, "is not an address"),
         ({"rm_url": "http://host:1/"}, "--rm-url http://host:1/ is not used by --rm-type exact_match"),
         ({"rm_type": "math", "label_key": None}, "--label-key none: --rm-type math compares with a label"),
+        (
+            {"eval_prompt_data": ("test", "x.jsonl"), "eval_label_key": None},
+            "--eval-label-key none: --rm-type exact_match compares with a label",
+        ),
     ],
 )  # fmt: skip
 def test_sampling_and_rewards_that_contradict_themselves_are_refused(values, said):
@@ -162,6 +168,8 @@ def test_sampling_and_rewards_that_contradict_themselves_are_refused(values, sai
         {"rm_type": "reasoning_gym", "label_key": None},
         {"rm_type": "remote_rm", "rm_url": "http://[::1]:8000/score"},
         {"custom_rm_path": "mine.score", "rm_url": "http://host:1/", "label_key": None},
+        {"over_sampling_batch_size": 48, "dynamic_sampling_filter_path": "mine.keep"},
+        {"over_sampling_batch_size": 48, "rollout_sample_hook_path": ("mine.hook",)},
         {"over_sampling_batch_size": 32, "rollout_top_k": 2, "rollout_min_response_len": 256},
     ],
 )
@@ -237,3 +245,87 @@ def test_the_command_line_is_checked_as_a_whole_in_one_message():
     assert re.findall(r"--[\w-]+", " ".join(line.split()[0] for line in lines[1:])) == [
         "--hf-checkpoint", "--hf-checkpoint", "--global-batch-size", "--min-lr"
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"use_rollout_logprobs": True, "rollout_top_p": 0.9}, "--use-rollout-logprobs with --rollout-top-p 0.9"),
+        ({"use_rollout_logprobs": True, "rollout_top_k": 5}, "--use-rollout-logprobs with --rollout-top-k 5"),
+        ({"rollout_stop": ("end", "")}, "--rollout-stop '': an empty string is found in every response"),
+        ({"rollout_stop_token_ids": (1, -2)}, "--rollout-stop-token-ids -2: is not a token id"),
+    ],
+)
+def test_what_the_engine_would_refuse_is_refused_before_it_starts(values, said):
+    assert said in problems(**values)
+
+
+WITHOUT_EFFECT = [
+    ({"reward_key": "score"}, "--reward-key score: --rm-type exact_match gives a number"),
+    ({"rm_retries": 5}, "--rm-retries 5: --rm-type exact_match calls no service"),
+    ({"min_lr": 1e-7}, "--min-lr 1e-07: --lr-decay-style constant never decays"),
+    ({"lr_decay_iters": 9}, "--lr-decay-iters 9: --lr-decay-style constant never decays"),
+    ({"kl_loss_type": "k1"}, "--kl-loss-type k1: there is no KL loss"),
+    ({"on_sampling_exhausted": "shrink"}, "--on-sampling-exhausted shrink: nothing drops groups"),
+    ({"max_sampling_rounds": 3}, "--max-sampling-rounds 3: nothing drops groups"),
+    ({"rollout_sample_hook_on_error": "drop"}, "--rollout-sample-hook-on-error drop: there is no sample hook"),
+    ({"wandb_project": "mine"}, "--wandb-project mine: nothing is logged to Weights & Biases"),
+    ({"wandb_name": "first"}, "--wandb-name first: nothing is logged"),
+    ({"run_name": "mine", "output_dir": "there"}, "--run-name mine: names the default output directory"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("values", "said"), WITHOUT_EFFECT)
+def test_a_value_that_nothing_would_come_of_is_refused(values, said):
+    assert said in problems(**values)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("skip_eval_before_train", True), ("eval_temperature", 0.5), ("eval_top_k", 5), ("eval_pass_threshold", 0.5)],
+)
+def test_settings_of_an_evaluation_without_prompts_are_refused(model_dir, prompts, name, value):
+    given = {"hf_checkpoint": str(model_dir), "prompt_data": (str(prompts),), name: value}
+    assert f"--{name.replace('_', '-')}" in problems(**given)
+    assert problems(**given, eval_prompt_data=("test", str(prompts))) == ""
+    assert problems(**{name: value}) == ""  # the built-in example brings prompts
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"custom_rm_path": "mine.score", "reward_key": "score", "rm_retries": 0},
+        {"rm_type": "remote_rm", "rm_url": "http://host:1/", "reward_key": "score", "rm_retries": 0},
+        {"lr_decay_style": "cosine", "min_lr": 1e-7, "lr_decay_iters": 9},
+        {"kl_loss_coef": 0.1, "kl_loss_type": "k1"},
+        {"dynamic_sampling_filter_path": "a.b", "on_sampling_exhausted": "shrink", "max_sampling_rounds": 3},
+        {"rollout_sample_hook_path": ("a.b",), "rollout_sample_hook_on_error": "drop", "max_sampling_rounds": 3},
+        {"use_wandb": True, "wandb_project": "mine", "wandb_name": "first"},
+        {"run_name": "mine"},
+        {"lr_warmup_iters": 5, "num_rollout": 2},
+    ],
+)
+def test_a_value_that_has_an_effect_is_accepted(values):
+    assert problems(**values) == ""
+
+
+def test_a_value_whose_purpose_the_command_line_takes_away_is_no_mistake(tmp_path):
+    file = tmp_path / "run.toml"
+    file.write_text(
+        '[tracking]\nuse_wandb = true\nwandb_project = "mine"\n[output]\nrun_name = "mine"\n'
+        '[optimizer]\nlr_decay_style = "linear"\nmin_lr = 1e-9\n'
+    )
+    config = parse(
+        ["--config", str(file), "--no-use-wandb", "--output-dir", str(tmp_path / "x"), "--lr-decay-style", "constant"]
+    )
+    assert config.tracking.wandb_project == "mine"
+    with pytest.raises(InputError, match="--wandb-group g: nothing is logged"):
+        parse(["--config", str(file), "--no-use-wandb", "--wandb-group", "g"])
+    file.write_text('[tracking]\nwandb_project = "mine"\n')
+    with pytest.raises(InputError, match="--wandb-project mine: nothing is logged"):
+        parse(["--config", str(file)])
+
+
+def test_the_settings_of_the_builtin_example_yield_to_what_is_given():
+    assert parse(["--dynamic-sampling-filter-path", "none"], EXAMPLE_SETTINGS).rollout.max_sampling_rounds == 3
+    parse(["--dynamic-sampling-filter-path", "none", "--lr-decay-style", "constant"], EXAMPLE_SETTINGS)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from itertools import chain
 
 from train.config.checks.batch import batch_problems, micro_batch_problems
 from train.config.checks.checkpoint import saving_problems
 from train.config.checks.debug import debug_problems
 from train.config.checks.devices import device_problems, launcher_problems
+from train.config.checks.effects import effect_problems
 from train.config.checks.evaluation import evaluation_problems
 from train.config.checks.learning import learning_rate_problems, reference_problems
 from train.config.checks.paths import model_and_prompt_problems, output_problems
@@ -33,9 +35,12 @@ CHECKS = (
 )
 
 
-def validate(config: RunConfig) -> None:
+def validate(config: RunConfig, given: Collection[str] | None = None, on_command_line: Collection[str] = ()) -> None:
     """Raises InputError, one line for each thing that does not fit; each names the flags and a value that works.
 
-    What needs the accelerator, the model or the rows of a prompt file is checked where those are opened.
+    ``given``: names of the fields that somebody set rather than a base (None: any may have been), ``on_command_line``
+    those of them that no file set; they decide whether a value without effect is a mistake. What needs the accelerator,
+    the model or the rows of a prompt file is checked where those are opened.
     """
-    raise_problems(list(chain.from_iterable(check(config) for check in CHECKS)))
+    found = chain.from_iterable(check(config) for check in CHECKS)
+    raise_problems([*found, *effect_problems(config, given, on_command_line)])

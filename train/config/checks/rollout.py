@@ -21,6 +21,22 @@ def sampling_problems(config: RunConfig) -> Iterator[str]:
         yield "--rollout-top-k 0: leaves no token to choose from; use -1 for all, or at least 1"
     elif rollout.rollout_top_k == 1:
         yield "--rollout-top-k 1: is greedy, so the responses of a group are all alike; use -1 for all, or at least 2"
+    if config.algorithm.use_rollout_logprobs and (rollout.rollout_top_p < 1 or rollout.rollout_top_k > 0):
+        chosen = f"--rollout-top-p {rollout.rollout_top_p:g}"
+        chosen = chosen if rollout.rollout_top_p < 1 else f"--rollout-top-k {rollout.rollout_top_k}"
+        yield (
+            f"--use-rollout-logprobs with {chosen}: the rollout's log-probabilities are of the whole distribution, not "
+            "of the one that was sampled from; leave one of them out"
+        )
+    yield from _stop_problems(config)
+
+
+def _stop_problems(config: RunConfig) -> Iterator[str]:
+    if "" in config.rollout.rollout_stop:
+        yield "--rollout-stop '': an empty string is found in every response; give the text that ends one"
+    for token in config.rollout.rollout_stop_token_ids:
+        if token < 0:
+            yield f"--rollout-stop-token-ids {token}: is not a token id; they count from 0"
 
 
 def length_problems(config: RunConfig) -> Iterator[str]:

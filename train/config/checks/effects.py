@@ -1,0 +1,105 @@
+"""Flags that nothing would come of: a value other than the default is refused where nothing asks for it.
+
+A default says nothing, since a run's config.toml gives every value; nor does a value of a file whose purpose the
+command line takes away, as ``--config run.toml --no-use-wandb`` does with the name of a project.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+
+from rollout.rm_types import RM_TYPES
+from train.config.flags import flags
+from train.config.run import RunConfig
+
+_MAY_GIVE_A_MAPPING = ("remote_rm",)  # besides a function of the user's
+
+
+@dataclass(frozen=True)
+class _Idle:
+    """Fields without effect in a configuration, and the fields of which any could give them one."""
+
+    names: tuple[str, ...]
+    served: tuple[str, ...]
+    why: str
+
+
+def effect_problems(
+    config: RunConfig, given: Collection[str] | None = None, on_command_line: Collection[str] = ()
+) -> Iterator[str]:
+    """One line for each such flag. ``given``: names of the fields that somebody set (None: any may have been)."""
+    for idle in _idle(config):
+        taken_away = any(name in on_command_line for name in idle.served)
+        for name in idle.names:
+            flag = flags()[name]
+            value = config.model_dump()[flag.section][name]
+            asked_for = (given is None or name in given) and (name in on_command_line or not taken_away)
+            if asked_for and value != flag.default:
+                yield f"{flag.option}{'' if value is True else f' {value}'}: {idle.why}"
+
+
+def _idle(config: RunConfig) -> Iterator[_Idle]:
+    if not config.tracking.use_wandb:
+        names = ("wandb_project", "wandb_team", "wandb_group", "wandb_name")
+        yield _Idle(names, ("use_wandb",), "nothing is logged to Weights & Biases; give --use-wandb too")
+    if config.output.output_dir is not None:
+        why = "names the default output directory, and --output-dir is given; leave one out"
+        yield _Idle(("run_name",), ("output_dir",), why)
+    if config.algorithm.kl_loss_coef == 0:
+        why = "there is no KL loss to estimate; give --kl-loss-coef above 0 too"
+        yield _Idle(("kl_loss_type",), ("kl_loss_coef",), why)
+    optimizer = config.optimizer
+    if optimizer.lr_decay_style == "constant":
+        why = "--lr-decay-style constant never decays; give linear or cosine, or leave it out"
+        names = ("min_lr",) if optimizer.min_lr <= optimizer.lr else ()  # else it is refused for that
+        decay = optimizer.lr_decay_iters
+        names += ("lr_decay_iters",) if decay is not None and optimizer.lr_warmup_iters < decay else ()
+        yield _Idle(names, ("lr_decay_style",), why)
+    if not config.debug.replays:  # a replay keeps the settings of the run that was recorded
+        yield from _idle_in_rollout(config)
+        yield from _idle_in_reward(config)
+        yield from _idle_in_evaluation(config)
+
+
+def _idle_in_rollout(config: RunConfig) -> Iterator[_Idle]:
+    rollout = config.rollout
+    hook, droppers = ("rollout_sample_hook_path",), ("dynamic_sampling_filter_path", "rollout_sample_hook_path")
+    if not rollout.dynamic_sampling_filter_path and not rollout.rollout_sample_hook_path:
+        why = "nothing drops groups, so one round always does; give --dynamic-sampling-filter-path too"
+        yield _Idle(("max_sampling_rounds", "on_sampling_exhausted"), droppers, why)
+    if not rollout.rollout_sample_hook_path:
+        why = "there is no sample hook that could fail; give --rollout-sample-hook-path too"
+        yield _Idle(("rollout_sample_hook_on_error",), hook, why)
+
+
+def _idle_in_reward(config: RunConfig) -> Iterator[_Idle]:
+    reward, served = config.reward, ("rm_type", "custom_rm_path")
+    kind = reward.rm_type.partition(":")[0]
+    if reward.custom_rm_path is not None or kind not in RM_TYPES:  # a function may use them for itself
+        return
+    if kind not in _MAY_GIVE_A_MAPPING:
+        why = f"--rm-type {reward.rm_type} gives a number, which has no entries; give --custom-rm-path or leave it out"
+        yield _Idle(("reward_key",), served, why)
+    if kind != "remote_rm":
+        why = f"--rm-type {reward.rm_type} calls no service; give --rm-type remote_rm or leave it out"
+        yield _Idle(("rm_retries",), served, why)
+
+
+def _idle_in_evaluation(config: RunConfig) -> Iterator[_Idle]:
+    example = config.model.hf_checkpoint is None and not config.data.prompt_data  # it brings its own prompts
+    if config.evaluation.eval_prompt_data or example:
+        return
+    names = (
+        "skip_eval_before_train",
+        "eval_temperature",
+        "eval_top_p",
+        "eval_top_k",
+        "eval_max_response_len",
+        "eval_max_prompt_len",
+        "eval_input_key",
+        "eval_label_key",
+        "eval_pass_threshold",
+    )
+    why = "there are no prompts to evaluate on; give --eval-prompt-data NAME FILE too"
+    yield _Idle(names, ("eval_prompt_data",), why)
