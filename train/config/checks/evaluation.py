@@ -34,6 +34,9 @@ def evaluation_problems(config: RunConfig) -> Iterator[str]:
     if evaluation.eval_top_k == 0:
         yield "--eval-top-k 0: leaves no token to choose from; use -1 for all, or at least 1"
     yield from _length_problems(config)
+    compares = config.reward.custom_rm_path is None and config.reward.rm_type in ("exact_match", "math")
+    if evaluation.eval_prompt_data and evaluation.eval_label_key is None and compares:
+        yield f"--eval-label-key none: --rm-type {config.reward.rm_type} compares with a label; name its field"
 
 
 def _set_problems(given: tuple[str, ...], *, look_at_files: bool) -> Iterator[str]:

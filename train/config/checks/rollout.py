@@ -17,6 +17,13 @@ def sampling_problems(config: RunConfig) -> Iterator[str]:
             f"--over-sampling-batch-size {over} is less than --rollout-batch-size {batch}, which a round must be able "
             f"to fill; use at least {batch}, or leave it out"
         )
+    drops = rollout.dynamic_sampling_filter_path is not None or rollout.rollout_sample_hook_path
+    if over is not None and over > batch and not drops:
+        yield (
+            f"--over-sampling-batch-size {over} is more than --rollout-batch-size {batch}, and nothing drops groups: "
+            f"{over - batch} generated groups of every step would go unused; give --dynamic-sampling-filter-path, or "
+            "leave it out"
+        )
     if rollout.rollout_top_k == 0:
         yield "--rollout-top-k 0: leaves no token to choose from; use -1 for all, or at least 1"
     elif rollout.rollout_top_k == 1:
