@@ -57,7 +57,11 @@ class ModelConfig(Section):
     ref_load: str | None = Field(
         None, description="Hugging Face directory of the reference model (default: the initial weights)"
     )
-    bf16: bool = Field(False, description="train and generate in bfloat16 (master weights and gradients stay fp32)")
+    bf16: bool = Field(
+        False,
+        description="train and generate in bfloat16 (master weights and gradients stay fp32); without it all is "
+        "float32, whatever the checkpoint's dtype",
+    )
     trust_remote_code: bool = Field(False, description="run Python code that a checkpoint brings along")
 
 
@@ -144,7 +148,9 @@ class OutputConfig(Section):
     output_dir: str | None = Field(None, description="where the run writes (default: runs/<time>-<name>)")
     run_name: str | None = Field(None, description="name in the default output directory")
     save_hf: str | None = Field(
-        None, description="write the trained model there as a Hugging Face directory at the end"
+        None,
+        description="write the trained model there as a Hugging Face directory at the end, in the dtype that it was "
+        "trained in: bfloat16 with --bf16, else float32",
     )
     progress: Literal["auto", "live", "plain", "off"] = Field(
         "auto", description="how progress is shown (auto: live in a terminal)"

@@ -40,6 +40,9 @@ class MegatronTrainer:
     """Trains a Hugging Face model with Megatron-Core. ``prepare_megatron`` comes first in every process.
 
     All methods but ``close`` are collective: every rank calls them, in the same order and with the same arguments.
+
+    Gradients are the whole function's. transformers gives its embedding ``padding_idx=pad_token_id``, which leaves that
+    row out; here it gets its gradient where a response holds the token, so that the gradient norm is then larger.
     """
 
     def __init__(
