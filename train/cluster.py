@@ -36,10 +36,10 @@ class RolloutActor:
 
     def __init__(self, config: RunConfig, accelerator_spec: str, resume: Checkpoint | None) -> None:
         gc.disable()  # until the role has started: train.collection
-        from accel import load_accelerator_spec
+        from train.devices import worker_accelerator
         from train.roles import RolloutRole
 
-        self._role = RolloutRole(config, load_accelerator_spec(accelerator_spec), resume)
+        self._role = RolloutRole(config, worker_accelerator(config, accelerator_spec), resume)
 
     def start(self) -> None:
         self._role.start()
@@ -68,11 +68,11 @@ class TrainerActor:
         self, config: RunConfig, accelerator_spec: str, rank: int, store_path: str | None, resume: Checkpoint | None
     ) -> None:
         gc.disable()  # until the role has started: train.collection
-        from accel import load_accelerator_spec
+        from train.devices import worker_accelerator
         from train.roles import TrainerRole
 
         self._rank = rank
-        accelerator = load_accelerator_spec(accelerator_spec)
+        accelerator = worker_accelerator(config, accelerator_spec)
         self._role = TrainerRole(config, accelerator, rank=rank, store_path=store_path, resume=resume)
 
     def ready(self) -> int:
@@ -122,6 +122,7 @@ class RayRuntime:
         self._resume = resume
         self._version = -1 if resume is None else resume.manifest.state.weight_version - 1
         self._local_ray = LocalRay()
+        self._ray_imported = False
         self._start_interrupted = False
 
     def start(self) -> None:
@@ -133,12 +134,13 @@ class RayRuntime:
 
     def _start(self) -> None:
         self._progress.phase("starting Ray" if self._config.job.ray_address is None else "joining the Ray cluster")
+        import ray
+
+        self._ray_imported = True
         self._connect()
         self._progress.phase("starting the rollout worker and the trainer")
         self._place()
         with _plain_errors():
-            import ray
-
             started = [trainer.ready.remote() for trainer in self._trainers]
             if self._rollout is not None:
                 started.append(self._rollout.start.remote())
@@ -204,6 +206,8 @@ class RayRuntime:
 
     def close(self) -> None:
         """End the actors in order, then the cluster if it was started here; bounded in time."""
+        if not self._ray_imported:  # there is no cluster, and of an interrupted import only a broken half
+            return
         import ray
 
         actors = [actor for actor in [self._rollout, *self._trainers] if actor is not None]

@@ -232,3 +232,26 @@ def test_a_model_that_is_not_finite_from_the_start_blames_the_checkpoint(
     (line,) = capfd.readouterr().err.splitlines()
     assert "--hf-checkpoint" in line
     assert "--lr" not in line
+
+
+def test_an_interrupt_while_ray_is_imported_stays_an_interrupt(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    class HalfImported:
+        """What an interrupted import leaves: the second one fails in another way."""
+
+        tries = 0
+
+        def find_spec(self, name: str, path: object = None, target: object = None) -> None:
+            if name == "ray":
+                self.tries += 1
+                if self.tries > 1:
+                    raise AttributeError("partially initialized module 'ray'")
+                interrupt()
+
+    for name in [name for name in sys.modules if name == "ray" or name.startswith("ray.")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setattr(sys, "meta_path", [HalfImported(), *sys.meta_path])
+    flags = ["--launcher", "ray", "--output-dir", str(tmp_path / "run")]
+    assert main([*SMALL, *flags]) == 130
+    assert capfd.readouterr().err == "accelrl: interrupted during start-up; nothing was trained\n"
