@@ -133,7 +133,7 @@ def test_tensor_and_data_parallel_ranks_are_accepted():
     ("values", "said"),
     [
         ({"over_sampling_batch_size": 31}, "--over-sampling-batch-size 31 is less than --rollout-batch-size 32"),
-        ({"over_sampling_batch_size": 48}, "and nothing drops groups: 16 generated groups of every step would go unused"),
+        ({"over_sampling_batch_size": 48}, "nothing drops groups: 16 generated groups of every step would"),
         ({"rollout_min_response_len": 300}, "300 is more than --rollout-max-response-len 256"),
         ({"rollout_top_k": 0}, "--rollout-top-k 0"),
         ({"rollout_top_k": 1}, "--rollout-top-k 1: is greedy"),
