@@ -190,6 +190,29 @@ def test_nonsense_sizes_are_refused_by_field_and_value(model_dir: Path, field: s
         open_config(model_dir)
 
 
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("architectures", 3),
+        ("architectures", [3]),
+        ("dtype", []),
+        ("model_type", ["qwen3"]),
+        ("rope_theta", None),
+        ("rope_theta", "wide"),
+        ("rope_theta", 10**30),
+        ("rope_parameters", {"rope_type": "default", "rope_theta": 0}),
+        ("rope_parameters", {"rope_type": ["default"], "rope_theta": 1e4}),
+        ("rope_parameters", {"rope_type": "linear", "rope_theta": 1e4, "factor": 0}),
+        ("rope_parameters", {"full_attention": {"rope_type": "default", "rope_theta": 1e4}}),
+        ("rope_scaling", {"type": "linear", "factor": "two"}),
+    ],
+)
+def test_entries_of_another_kind_are_one_clear_error(model_dir: Path, field: str, value: object) -> None:
+    configure(model_dir, **{field: value})
+    with pytest.raises(InputError, match=r"^--hf-checkpoint"):
+        check_trained_model(for_model(model_dir))
+
+
 def test_the_default_of_a_missing_size_is_checked_too(model_dir: Path) -> None:
     config = tiny_config("llama", num_attention_heads=4, num_key_value_heads=2)
     config.num_key_value_heads = 3

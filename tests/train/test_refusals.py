@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -137,3 +138,19 @@ def _command(*argv: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "train", *argv], capture_output=True, text=True, timeout=300, check=False
     )
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "says"),
+    [
+        ("model.safetensors", b"cut", "model.safetensors (3 bytes) is not a whole safetensors file"),
+        ("generation_config.json", b"{", "generation_config.json cannot be used"),
+    ],
+)
+def test_a_broken_model_is_found_before_a_worker_starts(
+    refuse, model_dir: Path, tmp_path: Path, file: str, content: bytes, says: str
+) -> None:
+    broken = Path(shutil.copytree(model_dir, tmp_path / "broken"))
+    (broken / file).write_bytes(content)
+    assert says in refuse(None, "--hf-checkpoint", str(broken))
+    assert "vocab_size" in refuse(None, "--rollout-stop-token-ids", "1000")

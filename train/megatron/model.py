@@ -55,7 +55,7 @@ def load_hf_config(directory: str | Path, trust_remote_code: bool = False, sourc
 
     try:
         return AutoConfig.from_pretrained(str(directory), trust_remote_code=trust_remote_code, local_files_only=True)
-    except (StrictDataclassError, ValueError, TypeError, KeyError, OSError, AttributeError, ImportError) as error:
+    except (StrictDataclassError, ValueError, TypeError, LookupError, OSError, AttributeError, ImportError) as error:
         reason = " ".join(str(error).split())
         raise InputError(f"{source}: transformers cannot read {directory}/config.json: {reason}") from error
 

@@ -45,7 +45,7 @@ def open_config(model_dir: Path, trust_remote_code: bool = False) -> Any:
     _check_config_json(model_dir / "config.json")
     try:
         return AutoConfig.from_pretrained(model_dir, trust_remote_code=trust_remote_code, local_files_only=True)
-    except (StrictDataclassError, ValueError, TypeError, KeyError, OSError, AttributeError, ImportError) as error:
+    except (StrictDataclassError, ValueError, TypeError, LookupError, OSError, AttributeError, ImportError) as error:
         reason = " ".join(str(error).split())
         raise InputError(
             f"{model_dir}: transformers cannot read config.json ({reason}); for a model whose code comes with it, "

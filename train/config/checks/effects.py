@@ -41,8 +41,8 @@ def effect_problems(
 
 def _idle(config: RunConfig) -> Iterator[_Idle]:
     if not config.tracking.use_wandb:
-        names = ("wandb_project", "wandb_team", "wandb_group", "wandb_name")
-        yield _Idle(names, ("use_wandb",), "nothing is logged to Weights & Biases; give --use-wandb too")
+        tracked = ("wandb_project", "wandb_team", "wandb_group", "wandb_name")
+        yield _Idle(tracked, ("use_wandb",), "nothing is logged to Weights & Biases; give --use-wandb too")
     if config.output.output_dir is not None:
         why = "names the default output directory, and --output-dir is given; leave one out"
         yield _Idle(("run_name",), ("output_dir",), why)
@@ -52,10 +52,12 @@ def _idle(config: RunConfig) -> Iterator[_Idle]:
     optimizer = config.optimizer
     if optimizer.lr_decay_style == "constant":
         why = "--lr-decay-style constant never decays; give linear or cosine, or leave it out"
-        names = ("min_lr",) if optimizer.min_lr <= optimizer.lr else ()  # else it is refused for that
         decay = optimizer.lr_decay_iters
-        names += ("lr_decay_iters",) if decay is not None and optimizer.lr_warmup_iters < decay else ()
-        yield _Idle(names, ("lr_decay_style",), why)
+        fits = {  # else it is refused for that
+            "min_lr": optimizer.min_lr <= optimizer.lr,
+            "lr_decay_iters": decay is None or optimizer.lr_warmup_iters < decay,
+        }
+        yield _Idle(tuple(name for name, sound in fits.items() if sound), ("lr_decay_style",), why)
     if not config.debug.replays:  # a replay keeps the settings of the run that was recorded
         yield from _idle_in_rollout(config)
         yield from _idle_in_reward(config)

@@ -64,7 +64,7 @@ def checkpoint_problems(option: str, path: str) -> Iterator[str]:
         return
     try:
         described = json.loads(config_file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         yield f"{option} {path}: config.json cannot be read: {error}"
         return
     if not isinstance(described, dict) or "model_type" not in described:

@@ -47,8 +47,9 @@ def family_of(hf_config: Any, source: str = "--hf-checkpoint") -> ModelFamily:
             "training needs the float32, bfloat16 or float16 weights"
         )
     architectures = hf_config.architectures or ()
-    if architectures and not any(name.endswith("ForCausalLM") for name in architectures):
-        raise InputError(f"{source}: architectures={list(architectures)} is not a causal language model (…ForCausalLM)")
+    named = isinstance(architectures, list | tuple) and all(isinstance(name, str) for name in architectures)
+    if not named or (architectures and not any(name.endswith("ForCausalLM") for name in architectures)):
+        raise InputError(f"{source}: architectures={architectures!r} is not a causal language model (…ForCausalLM)")
     family = FAMILIES[hf_config.model_type]
     check_sizes(hf_config.to_dict(), source)
     family.fields.check(hf_config, source)

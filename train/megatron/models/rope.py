@@ -9,16 +9,24 @@ import torch
 
 from train.megatron.models.heads import head_dim
 
-SUPPORTED_ROPE = ("default", "linear", "llama3")
+_LLAMA3 = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
+SUPPORTED_ROPE = {"default": (), "linear": ("factor",), "llama3": _LLAMA3}  # and the numbers that each goes by
+_MOST = 1e18
 
 
 def unsupported_rope(parameters: Any) -> str | None:
     """Why these ``rope_parameters`` cannot be used, or None."""
     kind = (parameters or {}).get("rope_type", "default")
-    if kind not in SUPPORTED_ROPE:
+    if not isinstance(kind, str) or kind not in SUPPORTED_ROPE:
         return f"rope_type {kind!r} is not implemented, of {', '.join(SUPPORTED_ROPE)}"
     if parameters and parameters.get("partial_rotary_factor", 1.0) != 1.0:
         return "a partial rotary embedding is not implemented for this family"
+    for name in ("rope_theta", *SUPPORTED_ROPE[kind]):
+        value = (parameters or {}).get(name)
+        if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value <= _MOST:
+            return f"{name} has to be a number above 0, not {value!r}"
+    if kind == "llama3" and not parameters["low_freq_factor"] < parameters["high_freq_factor"]:
+        return "low_freq_factor has to be less than high_freq_factor"
     return None
 
 
