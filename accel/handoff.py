@@ -16,7 +16,9 @@ from pathlib import Path
 
 from accel.contract import Accelerator
 from accel.errors import AcceleratorError
-from accel.registry import SPEC_ENV, Registration, Registry, Selection, load_attribute, process_registry
+from accel.masks import mask_problems
+from accel.registration import Registration, load_attribute
+from accel.registry import SPEC_ENV, Registry, Selection, process_registry
 
 _SPEC = re.compile(r"(?P<name>[^=@:\s]+)=(?P<module>[\w.]+):(?P<attribute>[\w.]+)@(?P<version>[^\s+]\S*)")
 
@@ -79,6 +81,9 @@ def load_accelerator_spec(spec: str, registry: Registry | None = None, *, needs_
         )
     registration = Registration(wanted.name, wanted.target, f"the driver ({wanted.target})")
     accelerator = registration.make()
+    problems = mask_problems(accelerator)
+    if problems:
+        raise AcceleratorError(f"in this worker: {'; '.join(problems)}")
     if needs_device:
         accelerator.prepare()
         reason = accelerator.unavailable_reason()

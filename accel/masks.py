@@ -12,6 +12,8 @@ from accel.errors import AcceleratorError
 
 UUID_LIKE = re.compile(r"[A-Za-z][\w:./-]*")
 _RANGE = re.compile(r"(\d+)\s*-\s*(\d+)")
+MOST_DEVICES = 4096  # of one machine; a longer list is a slip, and must not fill the memory
+_LONGEST_NUMBER = 9  # digits
 _NOTHING = ("-1", "nodevfiles")  # how launchers say "no device": the list ends there, as it does for the drivers
 
 
@@ -91,11 +93,15 @@ def mask_problems(accelerator: Accelerator, environ: Mapping[str, str] = os.envi
 
 def _expand(token: str, variable: str | None, value: str) -> list[str]:
     span = _RANGE.fullmatch(token)
-    if span:
+    if span and len(span[1]) <= _LONGEST_NUMBER >= len(span[2]):
         first, last = int(span[1]), int(span[2])
+        if last - first >= MOST_DEVICES:
+            raise AcceleratorError(
+                f"{variable}={value!r}: {token!r} is {last - first + 1} devices; most are {MOST_DEVICES}"
+            )
         if first <= last:
             return [str(number) for number in range(first, last + 1)]
-    elif token.isdecimal():
+    elif token.isdecimal() and len(token) <= _LONGEST_NUMBER:
         return [str(int(token))]
     elif UUID_LIKE.fullmatch(token):
         return [token]

@@ -2,24 +2,32 @@
 
 from __future__ import annotations
 
-import importlib
 import logging
 import os
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib import metadata
 
 from accel.contract import Accelerator
 from accel.errors import AcceleratorError
 from accel.masks import mask_problems
-
-Factory = Callable[[], Accelerator]
+from accel.probing import PROBE_TIMEOUT_ENV, Probe, probe, probe_timeout
+from accel.registration import (
+    AUTO,
+    Factory,
+    Registration,
+    check_factory,
+    described,
+    is_target,
+    load_attribute,
+    make_accelerator,
+    name_problem,
+)
 
 ENTRY_POINT_GROUP = "accelrl.accelerators"
 ACCELERATOR_ENV = "ACCELRL_ACCELERATOR"
 SPEC_ENV = "ACCELRL_ACCELERATOR_SPEC"
-AUTO = "auto"
 IN_TREE = {
     "cpu": "accel.backends.cpu:CpuAccelerator",
     "cuda": "accel.backends.cuda:cuda_accelerator",
@@ -27,51 +35,6 @@ IN_TREE = {
 }
 
 logger = logging.getLogger("accel")
-
-
-@dataclass(frozen=True)
-class Registration:
-    """One name and where its factory comes from. ``target`` is "module:attribute" or the factory itself."""
-
-    name: str
-    target: str | Factory
-    origin: str
-    clash: str | None = None  # another installed package that claims the same name
-
-    def factory(self) -> Factory:
-        if not isinstance(self.target, str):
-            return self.target
-        return load_attribute(self.target)
-
-    def make(self) -> Accelerator:
-        """The backend, checked to be what its name says."""
-        if self.clash:
-            raise AcceleratorError(
-                f"the accelerator name {self.name!r} is claimed by {self.origin} and by {self.clash}: uninstall one, "
-                f"or decide in code with register_accelerator({self.name!r}, factory, override=True)"
-            )
-        accelerator = self.factory()()
-        if not isinstance(accelerator, Accelerator):
-            raise AcceleratorError(f"{self.origin} made a {type(accelerator).__name__}, not an accel.Accelerator")
-        if accelerator.name != self.name:
-            raise AcceleratorError(
-                f"{self.origin} is registered as {self.name!r} but its backend's name is {accelerator.name!r}"
-            )
-        return accelerator
-
-
-@dataclass(frozen=True)
-class Probe:
-    """What asking one backend gave: usable when there is no reason against it; what it raised, if it raised."""
-
-    registration: Registration
-    accelerator: Accelerator | None
-    reason: str | None
-    error: BaseException | None = None
-
-    @property
-    def usable(self) -> bool:
-        return self.reason is None
 
 
 @dataclass(frozen=True)
@@ -93,7 +56,7 @@ class Registry:
     ):
         self._environ = environ
         self._discover = discover or _entry_points
-        self._lock = threading.RLock()
+        self.renew_locks()
         self._registered: dict[str, Registration] = {
             name: Registration(name, target, f"accelrl ({target})") for name, target in IN_TREE.items()
         }
@@ -101,14 +64,19 @@ class Registry:
         self._probes: dict[str, Probe] = {}
         self._selection: Selection | None = None
 
+    def renew_locks(self) -> None:
+        """New locks, for a forked child: a thread that held one of the old ones is not there to give it back."""
+        self._lock = threading.RLock()  # the tables; held for moments, so that a probed module may register others
+        self._deciding = threading.RLock()  # held while backends are probed and one is selected
+
     def register(self, name: str, factory: Factory | str, *, override: bool = False) -> None:
         """Add a backend; see ``register_accelerator``."""
         key = _normalized(name)
-        if not key or key == AUTO:
-            raise AcceleratorError(
-                f"{name!r} cannot be an accelerator's name: give a non-empty one other than {AUTO!r}"
-            )
-        origin = factory if isinstance(factory, str) else f"{factory.__module__}:{factory.__qualname__}"
+        problem = name_problem(key)
+        if problem is not None:
+            raise AcceleratorError(problem)
+        check_factory(key, factory)
+        origin = described(factory)
         with self._lock:
             known = self._all().get(key)
             if known and not override:
@@ -132,10 +100,10 @@ class Registry:
 
     def probe(self, name: str) -> Probe:
         """Load and ask one backend, once per process. What it raises is kept in the answer, not thrown."""
-        registration = self._named(name)
-        with self._lock:
+        with self._deciding:
+            registration = self._named(name)
             if registration.name not in self._probes:
-                self._probes[registration.name] = _probe(registration)
+                self._probes[registration.name] = self._ask(registration)
             return self._probes[registration.name]
 
     def probes(self) -> list[Probe]:
@@ -147,7 +115,7 @@ class Registry:
 
     def select(self, name: str | None = None, *, emulate: bool = False, needs_device: bool = True) -> Selection:
         """Decide, or confirm what is decided; see ``select_accelerator``."""
-        with self._lock:
+        with self._deciding:
             asked, source = self._asked(name)
             if self._selection is not None:
                 _confirm(self._selection, asked, source, emulate)
@@ -164,7 +132,7 @@ class Registry:
 
     def adopt(self, registration: Registration, accelerator: Accelerator, why: str, emulate: bool) -> Selection:
         """Take the driver's choice in a worker: one that was decided differently before is an error."""
-        with self._lock:
+        with self._deciding:
             if self._selection is not None:
                 _confirm(self._selection, registration.name, "the driver", emulate)
                 return self._selection
@@ -174,8 +142,8 @@ class Registry:
 
     def _asked(self, name: str | None) -> tuple[str | None, str]:
         """The explicit choice and who made it; (None, "") for auto."""
-        flag = _choice(name)
-        variable = _choice(self._environ.get(ACCELERATOR_ENV))
+        flag = self._choice(name)
+        variable = self._choice(self._environ.get(ACCELERATOR_ENV))
         if flag and variable and flag != variable:
             raise AcceleratorError(
                 f"--accelerator {flag} and {ACCELERATOR_ENV}={variable} disagree: unset one, or name the same"
@@ -195,17 +163,17 @@ class Registry:
                     f"{source}: {asked!r} has no emulation; leave --emulate out or name one that has"
                 )
             registration = Registration(asked, type(emulated), f"emulation of {asked}")
-            probe = _probe(registration)
+            asked_one = self._ask(registration)
         elif not needs_device:
             return Selection(registration.make(), registration, f"asked for by {source}; this process needs no device")
         else:
-            probe = self.probe(asked)
-        if probe.accelerator is None or not probe.usable:
+            asked_one = self.probe(asked)
+        if asked_one.accelerator is None or not asked_one.usable:
             raise AcceleratorError(
-                f"{source}: {asked!r} is not usable here: {probe.reason}. Nothing else is taken in its place; "
+                f"{source}: {asked!r} is not usable here: {asked_one.reason}. Nothing else is taken in its place; "
                 f"`python -m accel doctor --accelerator {asked}` shows more"
-            ) from probe.error
-        return Selection(probe.accelerator, registration, f"asked for by {source}", emulate)
+            ) from asked_one.error
+        return Selection(asked_one.accelerator, registration, f"asked for by {source}", emulate)
 
     def _auto(self) -> Selection:
         """The usable backend with the highest priority; lower ones are not even probed once one is found."""
@@ -230,6 +198,23 @@ class Registry:
         reasons = "; ".join(f"{probe.registration.name}: {probe.reason}" for probe in passed_over)
         raise AcceleratorError(f"no accelerator is usable here ({reasons})")
 
+    def _choice(self, name: str | None) -> str | None:
+        """An explicit choice as a registered name: "module:attribute" is registered under the name it declares."""
+        if name is not None and is_target(name):
+            return self._register_target(name.strip())
+        normalized = _normalized(name or "")
+        return None if normalized in ("", AUTO) else normalized
+
+    def _register_target(self, target: str) -> str:
+        name = make_accelerator(load_attribute(target), target).name
+        known = self.registrations().get(name)
+        if known is None or known.target != target:
+            self.register(name, target)
+        return name
+
+    def _ask(self, registration: Registration) -> Probe:
+        return probe(registration, probe_timeout(self._environ.get(PROBE_TIMEOUT_ENV)))
+
     def _named(self, name: str) -> Registration:
         registration = self._all().get(_normalized(name))
         if registration is None:
@@ -245,31 +230,6 @@ class Registry:
             if self._installed is None:
                 self._installed = _merge_installed(self._discover(), self._registered)
             return self._installed | self._registered
-
-
-def load_attribute(target: str) -> Factory:
-    """What "module:attribute" names; AcceleratorError with the cause when it cannot be imported."""
-    module_name, _, attribute = target.partition(":")
-    try:
-        value = importlib.import_module(module_name)
-        for part in attribute.split("."):
-            value = getattr(value, part)
-    except (ImportError, AttributeError) as error:
-        raise AcceleratorError(f"cannot load the accelerator {target!r}: {error}") from error
-    return value  # type: ignore[return-value]
-
-
-def _probe(registration: Registration) -> Probe:
-    accelerator: Accelerator | None = None
-    try:
-        accelerator = registration.make()
-        accelerator.prepare()
-        return Probe(registration, accelerator, accelerator.unavailable_reason())
-    except Exception as error:  # noqa: BLE001 - a vendor's code may raise anything: kept, shown, chained
-        text = (
-            str(error) if isinstance(error, AcceleratorError) else f"its probe raised {type(error).__name__}: {error}"
-        )
-        return Probe(registration, accelerator, text, error)
 
 
 def _priority(probe: Probe) -> int:
@@ -294,11 +254,6 @@ def _confirm(selection: Selection, asked: str | None, source: str, emulate: bool
         )
 
 
-def _choice(name: str | None) -> str | None:
-    normalized = _normalized(name or "")
-    return None if normalized in ("", AUTO) else normalized
-
-
 def _normalized(name: str) -> str:
     return name.strip().lower()
 
@@ -309,7 +264,17 @@ def _entry_points() -> list[Registration]:
     for point in metadata.entry_points(group=ENTRY_POINT_GROUP):
         package = f"{point.dist.name} {point.dist.version}" if point.dist else "an installed package"
         found.append(Registration(_normalized(point.name), point.value, f"{package} ({point.value})"))
-    return found
+    return [_checked(registration) for registration in found]
+
+
+def _checked(registration: Registration) -> Registration:
+    """The same, marked as unusable where a package's entry point cannot be meant: others go on, and doctor shows it."""
+    problem = name_problem(registration.name)
+    if problem is None and not (isinstance(registration.target, str) and is_target(registration.target)):
+        problem = f"the value {registration.target!r} is not written as module:attribute"
+    if problem is None:
+        return registration
+    return replace(registration, problem=f"the entry point of {registration.origin} is wrong: {problem}")
 
 
 def _merge_installed(found: list[Registration], ours: Mapping[str, Registration]) -> dict[str, Registration]:
@@ -329,6 +294,8 @@ def _merge_installed(found: list[Registration], ours: Mapping[str, Registration]
 
 
 _process = Registry()
+if hasattr(os, "register_at_fork"):  # not on Windows, which does not fork
+    os.register_at_fork(after_in_child=lambda: _process.renew_locks())
 
 
 def process_registry() -> Registry:
@@ -354,8 +321,9 @@ def select_accelerator(name: str | None = None, *, emulate: bool = False, needs_
     """Decide which accelerator this process uses, once; later calls confirm it or raise.
 
     ``name`` (the flag) or else ``ACCELRL_ACCELERATOR`` chooses explicitly: only that backend is loaded, and if it is
-    not usable this is an AcceleratorError with the reason. With neither, or "auto", the usable backend of the highest
-    priority is taken. ``needs_device=False`` is for a driver that only plans: an explicit choice is then not probed.
+    not usable this is an AcceleratorError with the reason. "module:attribute" registers that backend and chooses it.
+    With neither, or "auto", the usable backend of the highest priority is taken. ``needs_device=False`` is for a driver
+    that only plans: an explicit choice is then not probed.
     """
     return _process.select(name, emulate=emulate, needs_device=needs_device).accelerator
 

@@ -23,6 +23,16 @@ _lock = threading.Lock()
 _outcome: dict[str, AcceleratorError | None] = {}
 
 
+def _renew_lock() -> None:
+    """In a forked child: a thread that held the lock is not there to give it back."""
+    global _lock
+    _lock = threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):  # not on Windows, which does not fork
+    os.register_at_fork(after_in_child=_renew_lock)
+
+
 def musa_route() -> str:
     """How CUDA-hard-coded libraries reach MUSA in this process."""
     asked = os.environ.get(ROUTE_ENV, "").strip().lower()

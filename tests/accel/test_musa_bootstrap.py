@@ -20,7 +20,7 @@ TORCH_MUSA = """
 
 
 def run(tmp_path, code, modules, **environ):
-    """Output of a fresh interpreter that finds stand-ins for the vendor's modules."""
+    """Output of a fresh interpreter that finds stand-ins for the vendor's modules; theirs goes to standard error."""
     for name, source in modules.items():
         path = tmp_path / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -29,7 +29,8 @@ def run(tmp_path, code, modules, **environ):
     command = [sys.executable, "-c", textwrap.dedent(code)]
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
-    return done.stdout.splitlines()
+    theirs = [line for line in done.stderr.splitlines() if line.startswith(("imported", "trying"))]
+    return theirs + done.stdout.splitlines()
 
 
 SELECT = """

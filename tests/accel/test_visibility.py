@@ -53,6 +53,9 @@ def test_reported_cases(monkeypatch, value, device, local):
         ("0,1", float("nan"), "no device id"),
         ("0,x!y", 0, r"CUDA_VISIBLE_DEVICES='0,x!y': 'x!y' is no device id"),
         ("7-4", 4, "7-4"),
+        ("0-999999999", 4, "1000000000 devices; most are 4096"),
+        ("0-" + "9" * 5000, 4, "no device id"),
+        ("9" * 5000, 4, "no device id"),
         (None, "GPU-aa", "CUDA_VISIBLE_DEVICES is not set"),
     ],
 )
