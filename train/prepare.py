@@ -29,6 +29,7 @@ from train.checkpoint.settings import check_steps_left
 from train.config.home import expand_home
 from train.config.run import RunConfig
 from train.config.sections import Section
+from train.devices import selected_accelerator
 from train.model_preflight import check_served_model, check_trained_model
 from train.run_directory import EXAMPLE, RunDirectory, new_name
 
@@ -59,14 +60,8 @@ def prepare(config: RunConfig) -> PreparedRun:
 
     The directory is the run's until its ``release``. Where the run is refused, what was made is removed again.
     """
-    from accel import select_accelerator
-
     config = expand_home(config)
-    accelerator = select_accelerator(
-        None if config.job.accelerator == "auto" else config.job.accelerator,
-        emulate=config.job.emulate,
-        needs_device=config.job.ray_address is None,  # the driver of a cluster's job may stand on a node without one
-    )
+    accelerator = selected_accelerator(config)
     check_devices(config, accelerator)
     resume = resumed_checkpoint(config)
     directory = claim_run_dir(config)

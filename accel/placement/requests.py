@@ -40,9 +40,18 @@ def ray_node_options(accelerator: Accelerator, count: int) -> dict[str, Any]:
 
 
 def needs_device_lease(accelerator: Accelerator) -> bool:
-    """Whether Ray's count is not enough: a custom resource has no index, and a device serves one role at a time."""
-    exclusive = accelerator.capabilities.exclusive_devices and accelerator.visible_devices_env is not None
-    return exclusive and accelerator.ray_resource != RAY_GPU
+    """Whether Ray's count is not enough: a custom resource has no index, and a device serves one role at a time.
+
+    AcceleratorError for a backend whose devices are exclusive and could not be told apart by any worker.
+    """
+    exclusive = accelerator.capabilities.exclusive_devices and accelerator.ray_resource != RAY_GPU
+    if exclusive and accelerator.visible_devices_env is None:
+        raise AcceleratorError(
+            f"the accelerator {accelerator.name!r} cannot be used with --launcher ray: its devices serve one role at a "
+            f"time (exclusive_devices), Ray gives no index of {accelerator.ray_resource!r}, and it declares no "
+            "visible_devices_env to lease them by: use --launcher inline, or declare one in the backend"
+        )
+    return exclusive
 
 
 def ray_worker_env(

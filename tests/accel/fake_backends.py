@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from accel.backends.cpu import CpuAccelerator
 from accel.contract import Accelerator, Capabilities
+from accel.masks import VisibleDevices
 from accel.registry import Registration, Registry
 
 
@@ -48,3 +49,17 @@ class ImportableAccelerator(CpuAccelerator):
     per_node_env = ("IMPORTABLE_SOCKET_IFNAME",)
     same_masks = ("OTHER_VISIBLE_DEVICES",)
     lower_masks = ("LOWER_VISIBLE_DEVICES",)
+
+
+class CountedByRay(CpuAccelerator):
+    """A backend whose devices Ray knows as GPUs, under a mask that Ray sets unless it is told not to."""
+
+    name = "counted"
+    visible_devices_env = "CUDA_VISIBLE_DEVICES"
+    ray_resource = "GPU"
+    ray_noset_env = "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES"
+    capabilities = Capabilities(own_generator=False, bf16=True)
+
+    def device_count(self) -> int:
+        listed = VisibleDevices.parse(self.visible_devices_env, self.visible_devices()).ids
+        return 8 if listed is None else len(listed)

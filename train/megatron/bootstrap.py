@@ -31,7 +31,7 @@ def prepare_megatron(accelerator: Accelerator, extra_modules: Sequence[str] = ()
         "megatron.core.tensor_parallel.layers": _quiet_cuda_advice,
         "megatron.core.transformer.moe.token_dispatcher": _read_splits_on_host,
     }
-    if accelerator.device_type == "cpu":
+    if not accelerator.capabilities.own_generator:
         patches["megatron.core.tensor_parallel.random"] = _quiet_host_generator_alarm
     accel.retarget.install(accelerator, extra_modules=extra_modules, after_import=patches)
     with _without_wandb():

@@ -1,0 +1,49 @@
+"""The accelerator of a run: chosen and checked by the driver, then taken up by each worker."""
+
+from __future__ import annotations
+
+from accel.contract import Accelerator
+from accel.errors import AcceleratorError
+from samples.loading import add_user_code_dir
+from train.config.run import RunConfig
+
+
+def selected_accelerator(config: RunConfig) -> Accelerator:
+    """Select what ``--accelerator`` names; a backend of the user's is looked for in ``--user-code-dir`` too.
+
+    AcceleratorError when it is not usable, when it lacks what the configuration needs, and when workers could not
+    import it or be given devices of it.
+    """
+    from accel import select_accelerator
+
+    _find_user_code(config)
+    accelerator = select_accelerator(
+        None if config.job.accelerator == "auto" else config.job.accelerator,
+        emulate=config.job.emulate,
+        needs_device=config.job.ray_address is None,  # the driver of a cluster's job may stand on a node without one
+    )
+    if config.model.bf16 and not accelerator.capabilities.bf16:
+        raise AcceleratorError(
+            f"--bf16: the accelerator {accelerator.name!r} has no bf16 (its capabilities say so): leave --bf16 out to "
+            "train in fp32, or choose another accelerator"
+        )
+    if config.job.launcher == "ray":
+        from accel import accelerator_spec
+        from accel.placement.requests import needs_device_lease
+
+        accelerator_spec(accelerator)
+        needs_device_lease(accelerator)
+    return accelerator
+
+
+def worker_accelerator(config: RunConfig, spec: str) -> Accelerator:
+    """In a Ray worker: the driver's backend, on the device that Ray assigned to this worker."""
+    from accel.placement.ray_worker import take_assigned_device
+
+    _find_user_code(config)
+    return take_assigned_device(spec)
+
+
+def _find_user_code(config: RunConfig) -> None:
+    if config.reward.user_code_dir is not None:
+        add_user_code_dir(config.reward.user_code_dir)
