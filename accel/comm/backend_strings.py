@@ -6,6 +6,8 @@ CUDA-hard-coded code and users write ``nccl`` and ``cuda``; both mean the select
 from __future__ import annotations
 
 import re
+import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch.distributed as dist
@@ -18,6 +20,14 @@ HOST_DEVICE = "cpu"
 HOST_BACKEND = "gloo"
 ANY_DEVICE = "cuda"  # what code that knows one vendor calls the device…
 ANY_BACKEND = "nccl"  # …and its collectives
+OPTIONAL_BACKENDS: dict[str, Callable[[], bool]] = {  # listed by every torch, and built into some
+    "gloo": dist.is_gloo_available,
+    "nccl": dist.is_nccl_available,
+    "xccl": dist.is_xccl_available,
+    "mpi": dist.is_mpi_available,
+    "ucc": dist.is_ucc_available,
+    "fake": lambda: "torch.testing._internal.distributed.fake_pg" in sys.modules,  # registered by that module
+}
 _WORD = re.compile(r"[a-z0-9_-]+")
 
 
@@ -78,7 +88,12 @@ def normalize_backend(text: str | None, accelerator: Accelerator | None = None) 
                 f"the backend string {text!r} names the device {device!r}, this job runs on {accelerator.name!r}: use "
                 f"{HOST_DEVICE!r}, {accelerator.device_type!r}, or leave the device out"
             )
-        pairs.setdefault(target, _translated(backend, own, text))
+        carrier = _for_device(target, _translated(backend, own, text), accelerator, text)
+        if pairs.setdefault(target, carrier) != carrier:
+            raise AcceleratorError(
+                f"the backend string {text!r} gives the device {target!r} two backends, {pairs[target]} and {carrier} "
+                f"({ANY_DEVICE} means the selected accelerator): keep one"
+            )
     pairs.setdefault(HOST_DEVICE, HOST_BACKEND)
     pairs.setdefault(accelerator.device_type, own)
     ordered = sorted(pairs.items(), key=lambda pair: pair[0] != HOST_DEVICE)
@@ -122,8 +137,10 @@ def device_backend(accelerator: Accelerator) -> str:
 
 
 def known_backends(own: str) -> list[str]:
-    """What torch knows in this process, and the accelerator's own (whose plugin may not be imported yet)."""
-    return sorted({*dist.Backend.backend_list, own} - {dist.Backend.UNDEFINED})
+    """What this build of torch has, and the accelerator's own (whose plugin may not be imported yet)."""
+    listed = set(dist.Backend.backend_list) - {dist.Backend.UNDEFINED}
+    missing = {backend for backend, is_built in OPTIONAL_BACKENDS.items() if backend in listed and not is_built()}
+    return sorted((listed - missing) | {own})
 
 
 def _translated(backend: str, own: str, text: str) -> str:
@@ -133,6 +150,20 @@ def _translated(backend: str, own: str, text: str) -> str:
     if backend not in known:
         raise AcceleratorError(f"unknown backend {backend!r} in {text!r}: known here are {', '.join(known)}")
     return backend
+
+
+def _for_device(device: str, backend: str, accelerator: Accelerator, text: str) -> str:
+    """``backend`` if it carries the device's tensors as far as torch, or the accelerator's declaration, tells."""
+    if device == accelerator.device_type and backend == device_backend(accelerator):
+        return backend
+    carries = dist.Backend.backend_capability.get(backend, [accelerator.device_type])
+    if device in carries:
+        return backend
+    fitting = HOST_BACKEND if device == HOST_DEVICE else device_backend(accelerator)
+    raise AcceleratorError(
+        f"the backend string {text!r} gives {device!r} the backend {backend!r}, which carries "
+        f"{', '.join(carries)} tensors only: write {device}:{fitting}"
+    )
 
 
 def _word(word: str, text: str) -> str:

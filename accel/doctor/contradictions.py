@@ -13,7 +13,8 @@ from accel.contract import Accelerator
 from accel.errors import AcceleratorError
 from accel.masks import VisibleDevices, mask_problems
 from accel.memory.saver import COMMON_ALLOCATOR_ENV
-from accel.registry import ACCELERATOR_ENV, SPEC_ENV, Probe
+from accel.probing import Probe
+from accel.registry import ACCELERATOR_ENV, SPEC_ENV
 
 AUTOLOAD_ENV = "TORCH_DEVICE_BACKEND_AUTOLOAD"
 
@@ -32,11 +33,15 @@ def find_contradictions(
     loaded: Collection[str],
     environ: Mapping[str, str] = os.environ,
 ) -> list[Contradiction]:
-    """``chosen`` is the accelerator of the run, ``loaded`` the modules imported before any backend was probed."""
+    """What contradicts itself for the accelerator ``chosen`` for the run (None: not known).
+
+    ``loaded``: the modules imported before any backend was probed.
+    """
     accelerators = [probe.accelerator for probe in probes if probe.accelerator is not None]
+    in_question = [accelerator for accelerator in accelerators if chosen in (None, accelerator.name)]
     found = [
-        *_masks(accelerators, environ),
-        *_unreadable_lists(accelerators, environ),
+        *_masks(in_question, environ),  # masks of vendors that the run is not on are none of its business
+        *_unreadable_lists(in_question, environ),
         *_autoloaded(accelerators, chosen, loaded, environ),
         *_allocators(accelerators, environ),
         *_handed_over(environ),

@@ -18,7 +18,9 @@ from accel.doctor.contradictions import Contradiction, find_contradictions
 from accel.errors import AcceleratorError
 from accel.masks import VisibleDevices
 from accel.memory.saver import memory_saver_problem
-from accel.registry import Probe, Registry, process_registry
+from accel.probing import Probe
+from accel.registration import AUTO
+from accel.registry import ACCELERATOR_ENV, Registry, process_registry
 
 PACKAGES = {
     "accelrl": ("accelrl",),
@@ -98,9 +100,15 @@ def diagnose(
     registry = registry or process_registry()
     loaded = frozenset(sys.modules)  # before anything of a vendor's is imported by us
     selected: str | None
+    asked = (name or environ.get(ACCELERATOR_ENV, "")).strip().lower()
+    chosen = None if asked in ("", AUTO) else asked
     try:
         selection = registry.select(name, emulate=emulate)
         selected, why = selection.registration.name, selection.why
+        chosen = selected
+        facts = _backend_facts(Probe(selection.registration, selection.accelerator, None), environ)
+        if not facts.usable:
+            selected, why = None, f"{chosen} was chosen ({why}), but {facts.reason}"
     except AcceleratorError as error:
         selected, why = None, str(error)
     probes = registry.probes()
@@ -110,7 +118,7 @@ def diagnose(
         backends=[_backend_facts(probe, environ) for probe in probes],
         versions=installed_versions([p.accelerator for p in probes if p.accelerator]),
         environment=_environment([p.accelerator for p in probes if p.accelerator], environ),
-        contradictions=find_contradictions(probes, selected or name, loaded, environ),
+        contradictions=find_contradictions(probes, chosen, loaded, environ),
     )
 
 

@@ -15,6 +15,7 @@ from accel.comm import (
     process_group_backend,
     weight_update_backend,
 )
+from accel.comm.backend_strings import OPTIONAL_BACKENDS
 
 CPU, CUDA, MUSA = CpuAccelerator(), CudaAccelerator(), MusaAccelerator()
 
@@ -30,6 +31,7 @@ CPU, CUDA, MUSA = CpuAccelerator(), CudaAccelerator(), MusaAccelerator()
         (MUSA, "cpu:gloo", "cpu:gloo,musa:mccl"),
         (MUSA, "cuda:nccl , cpu:gloo", "cpu:gloo,musa:mccl"),
         (MUSA, "gloo", "gloo"),
+        (MUSA, "cuda:nccl,musa:mccl", "cpu:gloo,musa:mccl"),
         (CUDA, "nccl", "nccl"),
         (CUDA, "cpu:gloo", "cpu:gloo,cuda:nccl"),
         (CPU, "nccl", "gloo"),
@@ -52,6 +54,13 @@ def test_normalizing(accelerator, text, normal):
         (MUSA, "cpu:gloo,mccl", "has no device before it"),
         (MUSA, "cpu:", "is not a name"),
         (MUSA, "a b", "is not a name"),
+        (MUSA, "cpu:nccl", r"gives 'cpu' the backend 'mccl', which carries musa tensors only: write cpu:gloo"),
+        (CUDA, "cpu:nccl", "carries cuda tensors only: write cpu:gloo"),
+        (MUSA, "cpu:mccl,musa:mccl", "carries musa tensors only"),
+        (MUSA, "musa:gloo", "carries cpu, cuda tensors only: write musa:mccl"),
+        (CPU, "mpi", "unknown backend 'mpi'"),
+        (CPU, "fake", "unknown backend 'fake'"),
+        (CPU, "ucc", "unknown backend 'ucc'"),
     ],
 )
 def test_refusing(accelerator, text, says):
@@ -80,6 +89,12 @@ def test_declared_backends():
 )
 def test_a_backend_is_the_accelerators_by_its_parts_and_not_by_a_substring(text, is_its):
     assert is_accelerator_backend(text, MUSA) is is_its
+
+
+def test_two_names_of_one_device_must_agree(monkeypatch):
+    monkeypatch.setitem(OPTIONAL_BACKENDS, "ucc", lambda: True)
+    with pytest.raises(AcceleratorError, match="gives the device 'cpu' two backends, ucc and gloo"):
+        normalize_backend("cpu:ucc,cuda:nccl", CPU)
 
 
 words = st.from_regex(r"[a-z][a-z0-9_-]{0,8}", fullmatch=True)

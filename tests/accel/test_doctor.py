@@ -45,6 +45,19 @@ def test_a_backend_whose_devices_cannot_be_asked_does_not_stop_it():
     assert "asking its devices raised OSError: firmware" in half.reason
 
 
+def test_a_choice_whose_devices_cannot_be_asked_is_no_choice():
+    class Half(CpuAccelerator):
+        name = "half"
+
+        def memory_info(self, index=None):
+            raise OSError("firmware")
+
+    diagnosis = diagnose("half", registry=registry_of(half=Half), environ={})
+    assert diagnosis.selected is None
+    assert "asking its devices raised OSError: firmware" in diagnosis.why
+    assert "cpu" in {backend.name for backend in diagnosis.backends if backend.usable}
+
+
 def test_values_that_look_secret_stay_hidden():
     environ = {"ACCELRL_API_KEY": "hunter2", "CUDA_VISIBLE_DEVICES": "0", "HOME": "/root"}
     shown = diagnose("cpu", registry=registry_of(), environ=environ).environment
@@ -56,11 +69,19 @@ def contradictions(environ, loaded=(), chosen="importable"):
     return [found.problem for found in find_contradictions(probes, chosen, loaded, environ)]
 
 
+def test_masks_are_judged_for_the_backend_in_question_alone():
+    for chosen, environ, says in [
+        ("cuda", {"CUDA_VISIBLE_DEVICES": "0", "ROCR_VISIBLE_DEVICES": "1"}, "ROCR_VISIBLE_DEVICES=1"),
+        ("musa", {"MUSA_VISIBLE_DEVICES": "0", "CUDA_VISIBLE_DEVICES": "1"}, "contradict each other"),
+        ("musa", {"MUSA_VISIBLE_DEVICES": "0!"}, "'0!' is no device id"),
+    ]:
+        for asked in (chosen, None):
+            assert any(says in problem for problem in contradictions(environ, chosen=asked)), (environ, asked)
+        assert contradictions(environ, chosen="cpu") == []
+
+
 def test_contradictions_are_found_and_have_a_fix():
     for environ, says in [
-        ({"CUDA_VISIBLE_DEVICES": "0", "ROCR_VISIBLE_DEVICES": "1"}, "ROCR_VISIBLE_DEVICES=1"),
-        ({"MUSA_VISIBLE_DEVICES": "0", "CUDA_VISIBLE_DEVICES": "1"}, "contradict each other"),
-        ({"MUSA_VISIBLE_DEVICES": "0!"}, "'0!' is no device id"),
         ({"PYTORCH_ALLOC_CONF": "a:1", "PYTORCH_CUDA_ALLOC_CONF": "a:2"}, "differ"),
         ({"ACCELRL_ACCELERATOR": "cpu", "ACCELRL_ACCELERATOR_SPEC": "musa=a:B@1"}, "disagree"),
         ({"ACCELRL_CPU_DEVICES": "none"}, "no number of devices"),

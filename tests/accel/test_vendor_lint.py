@@ -15,18 +15,26 @@ ALLOWED = {
     "accel/registry.py": "names the built-in backends",
     "accel/doctor/diagnosis.py": "lists versions of vendors' packages",
 }
-WORDS = {"cuda", "musa", "nccl", "mccl", "rocm", "hip", "npu", "xpu", "hpu", "mlu"}
-TORCH_MODULES = {"cuda", "musa", "npu", "xpu", "hpu", "mlu"}
+WORDS = {"cuda", "musa", "nccl", "mccl", "rocm", "hip", "npu", "xpu", "hpu", "mlu", "mps", "ascend"}
+WORDS |= {"hccl", "xccl", "cncl"}
+NEUTRAL = {"cpu", "gloo"}
+COMMANDS = ("nvidia-smi", "rocm-smi", "npu-smi", "mthreads-gmi")
+TORCH_MODULES = {"cuda", "musa", "npu", "xpu", "hpu", "mlu", "mps"}
+OUR_BACKENDS = "accel.backends."
+OPEN_TO_ALL = {"torch_device", "cpu", "cpu_namespace"}
 VENDOR_PACKAGES = {"torch_musa", "torch_npu", "torchada", "musa_patch", "pynvml", "intel_extension_for_pytorch"}
 
 
 def words_of(text: str) -> set[str]:
-    """Vendor words in a string that is code ("cuda:0", "cpu:gloo,musa:mccl"); prose, with blanks, may name them."""
-    if " " in text or "\n" in text:
-        return set()
+    """Vendor words in a string that is code ("cuda:0", "cpu:gloo, musa:mccl", "nvidia-smi -L"); prose may name them."""
+    found = {command for command in COMMANDS if text.lower().startswith(command)}
+    apart = text
     for separator in ":,.=/-_@":
-        text = text.replace(separator, " ")
-    return WORDS & set(text.lower().split())
+        apart = apart.replace(separator, " ")
+    words = apart.lower().split()
+    if text.split() != [text] and not all(word in WORDS | NEUTRAL or word.isdecimal() for word in words):
+        return found
+    return found | (WORDS & set(words))
 
 
 def findings(source: str) -> list[tuple[int, str]]:
@@ -40,10 +48,13 @@ def findings(source: str) -> list[tuple[int, str]]:
             elif node.attr in {"cuda", "is_cuda", "musa", "is_musa"}:
                 found.append((node.lineno, f".{node.attr}"))
         elif isinstance(node, (ast.Import, ast.ImportFrom)):
-            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else [node.module or ""]
+            names = [alias.name for alias in node.names]
+            if isinstance(node, ast.ImportFrom):
+                names = [f"{node.module or ''}.{name}" for name in names]
             for name in names:
                 parts = name.split(".")
-                if parts[0] in VENDOR_PACKAGES or (parts[0] == "torch" and TORCH_MODULES & set(parts)):
+                ours = name.startswith(OUR_BACKENDS) and parts[2] not in OPEN_TO_ALL
+                if ours or parts[0] in VENDOR_PACKAGES or (parts[0] == "torch" and TORCH_MODULES & set(parts)):
                     found.append((node.lineno, f"import {name}"))
         elif isinstance(node, ast.Constant) and isinstance(node.value, str) and words_of(node.value):
             found.append((node.lineno, repr(node.value)))
@@ -72,6 +83,20 @@ def test_every_listed_place_exists_or_is_planned():
         "x.cuda()",
         "import torch_musa",
         "from torch.cuda import nvtx",
+        "from torch import cuda",
+        "from torch import Tensor, mps",
+        "import accel.backends.cuda",
+        "from accel.backends import musa",
+        "from accel.backends.cuda import CudaAccelerator",
+        "backend = 'hccl'",
+        "backend = 'xccl'",
+        "device = 'ascend'",
+        "device = 'mps'",
+        "run(['nvidia-smi', '-L'])",
+        "run('nvidia-smi -L')",
+        "backends = 'cuda nccl'",
+        "backend = 'cpu:gloo, musa:mccl'",
+        "module = 'torch.cuda'",
         "if name == 'musa': pass",
         "backend = 'cpu:gloo,musa:mccl'",
         "device = f'cuda:{rank}'",
