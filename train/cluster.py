@@ -19,7 +19,7 @@ from samples.errors import InputError, RunError
 from train.checkpoint.manifest import Checkpoint, RolloutState, RunState, TrainerState
 from train.collection import spare_from_collection
 from train.config.run import RunConfig
-from train.local_ray import LocalRay, loopback_interface
+from train.local_ray import LocalRay, loopback_interface, prepare_environment
 from train.loop import StepOutput
 from train.replay.role import ReplayRole
 
@@ -134,6 +134,9 @@ class RayRuntime:
 
     def _start(self) -> None:
         self._progress.phase("starting Ray" if self._config.job.ray_address is None else "joining the Ray cluster")
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+        if self._config.job.ray_address is None:
+            prepare_environment()
         import ray
 
         self._ray_imported = True
@@ -250,7 +253,6 @@ class RayRuntime:
 
     def _connect(self) -> None:
         address = self._config.job.ray_address
-        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         common: dict[str, Any] = {"logging_level": "error", "log_to_driver": True}
         # Ray prepends the driver's working directory to its workers' module path. A folder of the user's that holds a
         # train.py would shadow ours there, so Ray is started from the run's own directory.

@@ -32,11 +32,7 @@ class LocalRay:
 
     def start(self, options: dict[str, Any]) -> None:
         """``ray.init`` with ``options``, listening on loopback only."""
-        loopback_interface()
-        # The only switch by which Ray keeps a one-machine cluster on the loopback interface; despite its name it is
-        # read on every platform.
-        os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
-        _require_token()
+        prepare_environment()
         import ray
 
         self._directory = private_directory()
@@ -59,6 +55,15 @@ class LocalRay:
             if not directory.exists():
                 return
             time.sleep(_REMOVAL_PAUSE)
+
+
+def prepare_environment() -> None:
+    """Close the cluster to others; Ray reads these variables when it is imported, so this comes before that."""
+    loopback_interface()
+    # The only switch by which Ray keeps a one-machine cluster on the loopback interface; despite its name it is
+    # read on every platform.
+    os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
+    _require_token()
 
 
 def private_directory() -> Path:
