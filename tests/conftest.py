@@ -10,7 +10,7 @@ os.environ.setdefault("GOMP_SPINCOUNT", "0")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
 
-from hypothesis import settings  # noqa: E402 - after the environment is set
+from hypothesis import settings
 
 # No test asserts wall-clock time: a busy machine must not fail a property.
 settings.register_profile("accelrl", deadline=None)
