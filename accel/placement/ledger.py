@@ -18,6 +18,7 @@ class Lease:
     node: str
     devices: tuple[str, ...]
     holder: str
+    key: str = ""  # the request that it answers: asking again with the same key gives the same lease
 
 
 class DeviceLedger:
@@ -43,8 +44,14 @@ class DeviceLedger:
             )
         self._devices[(resource, node)] = devices
 
-    def lease(self, resource: str, node: str, amount: int, holder: str) -> Lease:
-        """Lend the first ``amount`` free ids of a node; AcceleratorError with numbers and holders when too few."""
+    def lease(self, resource: str, node: str, amount: int, holder: str, key: str = "") -> Lease:
+        """Lend the first ``amount`` free ids of a node; AcceleratorError with numbers and holders when too few.
+
+        A request that comes again (same holder and key, "" excepted) is answered with what it was given already.
+        """
+        for earlier in self._leases.values():
+            if key and (earlier.holder, earlier.key) == (holder, key):
+                return earlier
         if amount < 1:
             raise AcceleratorError(f"a lease of {amount} devices: ask for 1 or more")
         if (resource, node) not in self._devices:
@@ -58,12 +65,14 @@ class DeviceLedger:
                 "the job "
                 f"asks for {amount} ({held})"
             )
-        lease = Lease(next(self._ids), resource, node, tuple(free[:amount]), holder)
+        lease = Lease(next(self._ids), resource, node, tuple(free[:amount]), holder, key)
         self._leases[lease.lease_id] = lease
         return lease
 
     def restore(self, lease: Lease) -> None:
-        """Take up a lease that an earlier ledger gave; AcceleratorError when one of its devices is lent already."""
+        """Take up a lease that an earlier ledger gave; AcceleratorError when one of its devices is lent to another."""
+        if self._leases.get(lease.lease_id) == lease:
+            return
         lent = self._lent(lease.resource, lease.node)
         twice = [device for device in lease.devices if device in lent]
         if twice:
@@ -79,10 +88,13 @@ class DeviceLedger:
 
     def release_holder(self, holder: str) -> list[Lease]:
         """Take everything back that a holder has."""
-        ended = [lease for lease in self._leases.values() if lease.holder == holder]
+        ended = self.held_by(holder)
         for lease in ended:
             self.release(lease.lease_id)
         return ended
+
+    def held_by(self, holder: str) -> list[Lease]:
+        return [lease for lease in self._leases.values() if lease.holder == holder]
 
     def leases(self) -> list[Lease]:
         return list(self._leases.values())

@@ -7,8 +7,10 @@ group chose, and starts the worker with them in the vendor's visible-devices var
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 from collections.abc import Sequence
+from itertools import count
 from typing import Any
 
 from accel.contract import Accelerator
@@ -19,31 +21,41 @@ from accel.placement.ledger import DeviceLedger, Lease
 LEDGER_NAME = "accelrl-device-ledger"
 NAMESPACE = "accelrl"
 HOLDER_PREFIX = "accelrl-lease-holder-"
+_RETRY_AFTER = 0.2  # seconds
+_CLOSE_TIMEOUT = 10.0  # seconds: the driver's end gives back what the ledger was too busy to take
 
 
 class LeaseHolder:
-    """Lives as long as its driver and remembers what the driver holds; Ray ends it with the driver."""
+    """Lives as long as its driver and remembers what the driver holds; Ray ends it with the driver.
+
+    Where its process alone dies (out of memory, say) Ray starts it again, and the ledger tells it what it holds.
+    """
 
     def __init__(self) -> None:
         self._leases: dict[int, Lease] = {}
         self._ended = asyncio.Event()
 
-    async def remember(self, lease: Lease) -> None:
-        self._leases[lease.lease_id] = lease
+    async def remember(self, leases: Sequence[Lease]) -> None:
+        self._leases |= {lease.lease_id: lease for lease in leases}
 
-    async def forget(self, lease_id: int) -> None:
-        self._leases.pop(lease_id, None)
+    async def forget(self, lease_ids: Sequence[int]) -> None:
+        for lease_id in lease_ids:
+            self._leases.pop(lease_id, None)
 
     async def leases(self) -> list[Lease]:
         return list(self._leases.values())
 
     async def until_dead(self) -> None:
-        """Never returns: the ledger waits on it and hears of this actor's end as an error."""
+        """Never returns: the ledger waits on it and hears of this process's end as an error."""
         await self._ended.wait()
 
 
 class LedgerActor:
-    """The ledger behind one asyncio loop. A restarted one asks the living holders what was lent."""
+    """The ledger behind one asyncio loop. A restarted one asks the living holders what was lent.
+
+    Only a holder that Ray has buried gives its devices back: its driver ended, or closed it. One that cannot be reached
+    or is being started again still holds them.
+    """
 
     def __init__(self) -> None:
         self._ledger = DeviceLedger()
@@ -56,50 +68,64 @@ class LedgerActor:
             await self._recover()
             self._ledger.register_node(resource, node, devices)
 
-    async def lease(self, resource: str, node: str, amount: int, holder: str) -> Lease:
-        """Lend, and tell the holder before the driver hears of it, so that no lease is ever known to nobody."""
+    async def lease(self, resource: str, node: str, amount: int, holder: str, key: str = "") -> Lease:
+        """Lend, and tell the holder before the driver hears of it, so that no lease is ever known to nobody.
+
+        ``key`` is the driver's name for this request, so that Ray's retry of the call does not lease twice.
+        """
         async with self._lock:
             await self._recover()
-            actor = self._watch(holder)
-            lease = self._ledger.lease(resource, node, amount, holder)
+            self._watch(holder)
+            lease = self._ledger.lease(resource, node, amount, holder, key)
             try:
-                await actor.remember.remote(lease)
+                await _ask_holder(holder, "remember", [lease])
             except BaseException:
                 self._ledger.release(lease.lease_id)
                 raise
             return lease
 
-    async def release(self, lease: Lease) -> None:
+    async def release(self, leases: Sequence[Lease]) -> None:
+        """Take leases back; those that are back already, or whose holder is gone, are fine."""
         async with self._lock:
             await self._recover()
-            self._ledger.release(lease.lease_id)
+            for lease in leases:
+                self._ledger.release(lease.lease_id)
+                with contextlib.suppress(HolderGone):
+                    await _ask_holder(lease.holder, "forget", [lease.lease_id])
+
+    async def release_holder(self, holder: str) -> None:
+        """Take everything of a holder back."""
+        async with self._lock:
+            await self._recover()
+            ended = self._ledger.release_holder(holder)
+            with contextlib.suppress(HolderGone):
+                await _ask_holder(holder, "forget", [lease.lease_id for lease in ended])
 
     async def leases(self) -> list[Lease]:
         async with self._lock:
             await self._recover()
             return self._ledger.leases()
 
-    def _watch(self, holder: str) -> Any:
-        import ray
-
-        actor = ray.get_actor(holder, namespace=NAMESPACE)
+    def _watch(self, holder: str) -> None:
         if holder not in self._watched:
-            self._watched[holder] = asyncio.create_task(self._release_when_dead(holder, actor))
-        return actor
+            self._watched[holder] = asyncio.create_task(self._release_when_dead(holder))
 
-    async def _release_when_dead(self, holder: str, actor: Any) -> None:
-        import ray.exceptions
-
-        try:
-            await actor.until_dead.remote()
-        except ray.exceptions.RayActorError:
+    async def _release_when_dead(self, holder: str) -> None:
+        while True:
+            with contextlib.suppress(HolderGone):
+                await _ask_holder(holder, "until_dead", tries=1)
             async with self._lock:
+                if not _is_buried(holder):
+                    with contextlib.suppress(HolderGone):
+                        await _ask_holder(holder, "remember", self._ledger.held_by(holder))
+                    continue
                 self._ledger.release_holder(holder)
                 self._watched.pop(holder, None)
+                return
 
     async def _recover(self) -> None:
+        """Once; a part of it that fails is done again at the next call, and what is known already stays as it is."""
         import ray
-        import ray.exceptions
 
         if self._recovered:
             return
@@ -107,12 +133,50 @@ class LedgerActor:
             if entry["namespace"] != NAMESPACE or not entry["name"].startswith(HOLDER_PREFIX):
                 continue
             try:
-                leases = await self._watch(entry["name"]).leases.remote()
-            except (ValueError, ray.exceptions.RayActorError):
+                leases = await _ask_holder(entry["name"], "leases")
+            except HolderGone:
                 continue  # ended since it was listed: what it held is free
             for lease in leases:
                 self._ledger.restore(lease)
+            self._watch(entry["name"])
         self._recovered = True
+
+
+class HolderGone(AcceleratorError):
+    """A holder that Ray has buried, with the driver that made it."""
+
+
+def _is_buried(holder: str) -> bool:
+    """Whether Ray has given up an actor for good: it keeps the name of one that it starts again."""
+    import ray
+
+    try:
+        ray.get_actor(holder, namespace=NAMESPACE)
+    except ValueError:
+        return True
+    return False
+
+
+async def _ask_holder(holder: str, method: str, *arguments: Any, tries: int | None = None) -> Any:
+    """A holder's answer, however long its process takes to be there again; HolderGone when it is buried.
+
+    With ``tries`` a process that dies that often while it is asked ends the call as well: None is returned.
+    """
+    import ray
+    import ray.exceptions
+
+    for attempt in count(1):
+        try:
+            actor = ray.get_actor(holder, namespace=NAMESPACE)
+        except ValueError:
+            raise HolderGone(f"the driver behind {holder} has ended: it holds no devices any more") from None
+        try:
+            return await getattr(actor, method).remote(*arguments)
+        except ray.exceptions.RayActorError:
+            await asyncio.sleep(_RETRY_AFTER)
+        if tries is not None and attempt >= tries:
+            return None
+    return None
 
 
 class RayDeviceLeases:
@@ -126,7 +190,9 @@ class RayDeviceLeases:
 
         self._accelerator = accelerator
         self._name = f"{HOLDER_PREFIX}{ray.get_runtime_context().get_job_id()}-{os.getpid()}-{os.urandom(4).hex()}"
-        self._holder = ray.remote(LeaseHolder).options(name=self._name, namespace=NAMESPACE, num_cpus=0).remote()
+        self._holder = (
+            ray.remote(LeaseHolder).options(name=self._name, namespace=NAMESPACE, num_cpus=0, max_restarts=-1).remote()
+        )
         self._ledger = (
             ray.remote(LedgerActor)
             .options(
@@ -146,24 +212,25 @@ class RayDeviceLeases:
     def lease(self, node_id: str, amount: int) -> Lease:
         """Devices of one node; AcceleratorError with both numbers and the holders when it has too few free ones."""
 
+        resource = self._accelerator.ray_resource
         if node_id not in self._nodes:
             devices = node_devices(self._accelerator, node_id)
-            self._ask(self._ledger.register_node.remote(self._accelerator.ray_resource, node_id, devices))
+            self._ask(self._ledger.register_node.remote(resource, node_id, devices))
             self._nodes.add(node_id)
-        return self._ask(self._ledger.lease.remote(self._accelerator.ray_resource, node_id, amount, self._name))
+        key = os.urandom(8).hex()
+        return self._ask(self._ledger.lease.remote(resource, node_id, amount, self._name, key))
 
     def release(self, lease: Lease) -> None:
         """Give one lease back, after the worker that used it has ended."""
-        import ray
-
-        ray.get([self._ledger.release.remote(lease), self._holder.forget.remote(lease.lease_id)])
+        self._ask(self._ledger.release.remote([lease]))
 
     def close(self) -> None:
-        """Give everything back."""
+        """Give everything back. Where the ledger or the holder is gone already there is nothing to give back to."""
         import ray
+        import ray.exceptions
 
-        for lease in ray.get(self._holder.leases.remote()):
-            self.release(lease)
+        with contextlib.suppress(ray.exceptions.RayActorError, ray.exceptions.GetTimeoutError):
+            ray.get(self._ledger.release_holder.remote(self._name), timeout=_CLOSE_TIMEOUT)
         ray.kill(self._holder)
 
     def _ask(self, reference: Any) -> Any:

@@ -1,5 +1,7 @@
 """Leases of devices: never two of one, numbers and holders in the errors, all back when a holder ends."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
@@ -60,8 +62,24 @@ def test_a_new_ledger_takes_up_what_an_earlier_one_lent():
     ledger.restore(lease)
     ledger.register_node("MUSA", "n1", DEVICES)
     assert ledger.lease("MUSA", "n1", 2, "b").devices == ("6", "7")
-    with pytest.raises(AcceleratorError, match="held by a and by"):
-        ledger.restore(lease)
+    with pytest.raises(AcceleratorError, match="held by z and by a"):
+        ledger.restore(replace(lease, lease_id=9, holder="z"))
+
+
+def test_a_request_that_comes_again_is_not_lent_twice():
+    ledger = ledger_with_a_node()
+    first = ledger.lease("MUSA", "n1", 2, "a", "request-1")
+    assert ledger.lease("MUSA", "n1", 2, "a", "request-1") == first
+    assert ledger.lease("MUSA", "n1", 1, "b", "request-1").devices == ("6",)
+    assert ledger.lease("MUSA", "n1", 1, "a", "request-2").devices == ("7",)
+
+
+def test_taking_up_twice_changes_nothing():
+    lease = ledger_with_a_node().lease("MUSA", "n1", 2, "a")
+    ledger = DeviceLedger()
+    ledger.restore(lease)
+    ledger.restore(lease)
+    assert ledger.leases() == [lease]
 
 
 class LedgerMachine(RuleBasedStateMachine):

@@ -134,3 +134,53 @@ def restart_ledger():
     from accel.placement.ray_ledger import LEDGER_NAME, NAMESPACE
 
     ray.kill(ray.get_actor(LEDGER_NAME, namespace=NAMESPACE), no_restart=False)
+
+
+def holder_process(name):
+    """The process of a named actor."""
+    import ray
+
+    actor = ray.get_actor(name, namespace="accelrl")
+    return ray.get(actor.__ray_call__.remote(lambda self: os.getpid()))
+
+
+def test_a_holder_that_is_killed_while_its_driver_lives_gives_nothing_back(cluster):
+    import ray
+
+    from accel.placement.ray_ledger import RayDeviceLeases
+
+    node = ray.nodes()[0]["NodeID"]
+    leases = RayDeviceLeases(ImportableAccelerator())
+    lease = leases.lease(node, 2)
+    before = holder_process(lease.holder)
+    os.kill(before, signal.SIGKILL)
+    wait_until(lambda: restarted(lease.holder, before))
+    assert leases_of_the_cluster() == [lease]
+    restart_ledger()
+    assert leases_of_the_cluster() == [lease]
+    leases.release(lease)
+    assert leases_of_the_cluster() == []
+    leases.close()
+
+
+def restarted(name, before):
+    import ray
+
+    try:
+        return holder_process(name) != before and ray.get(ray.get_actor(name, namespace="accelrl").leases.remote())
+    except ray.exceptions.RayActorError:
+        return False
+
+
+def test_closing_after_the_ledger_and_the_holder_are_gone_raises_nothing(cluster):
+    import ray
+
+    from accel.placement.ray_ledger import LEDGER_NAME, NAMESPACE, RayDeviceLeases
+
+    leases = RayDeviceLeases(ImportableAccelerator())
+    lease = leases.lease(ray.nodes()[0]["NodeID"], 2)
+    ray.kill(ray.get_actor(lease.holder, namespace=NAMESPACE))
+    wait_until(lambda: not leases_of_the_cluster())
+    leases.release(lease)
+    ray.kill(ray.get_actor(LEDGER_NAME, namespace=NAMESPACE))
+    leases.close()
