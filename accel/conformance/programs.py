@@ -6,6 +6,7 @@ import os
 import threading
 from collections.abc import Callable
 from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -14,6 +15,7 @@ from torch.distributed import distributed_c10d as c10d
 from accel.comm import barrier, destroy_process_group, init_process_group, new_host_group, weight_update_backend
 from accel.comm.backend_strings import BackendSpec
 from accel.contract import Accelerator
+from accel.handoff import load_accelerator_spec
 
 Collective = Callable[[torch.device, torch.dtype, int, int], None]
 
@@ -227,3 +229,13 @@ def registry_sizes() -> dict[str, int]:
         sizes["files"] = len(os.listdir("/proc/self/fd"))
         sizes["native_threads"] = len(os.listdir("/proc/self/task"))
     return sizes
+
+
+def double_by_handle(spec: str, requests: Any, answers: Any) -> None:
+    """A process of its own: doubles in place each tensor that comes by handle, until None comes."""
+    accelerator = load_accelerator_spec(spec)
+    for tensor in iter(requests.get, None):
+        tensor.mul_(2)
+        accelerator.synchronize()
+        del tensor
+        answers.put("doubled")

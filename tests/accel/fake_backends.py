@@ -63,3 +63,10 @@ class CountedByRay(CpuAccelerator):
     def device_count(self) -> int:
         listed = VisibleDevices.parse(self.visible_devices_env, self.visible_devices()).ids
         return 8 if listed is None else len(listed)
+
+
+class BlindToItsMask(CountedByRay):
+    """Says that it has one device, whatever the mask lists."""
+
+    def device_count(self) -> int:
+        return 1

@@ -28,6 +28,28 @@ def test_an_index_outside_the_range_is_refused(accelerator: Accelerator) -> None
     assert accelerator.current_device() == before
 
 
+def test_each_device_is_waited_for_by_its_index(accelerator: Accelerator) -> None:
+    for index in range(accelerator.device_count()):
+        torch.ones(64, 64, device=accelerator.device(index)).square_()
+        accelerator.synchronize(index)
+    accelerator.synchronize()
+
+
+def test_each_device_has_a_name_and_an_identity_of_its_own(accelerator: Accelerator) -> None:
+    indices = range(accelerator.device_count())
+    assert all(isinstance(accelerator.device_name(index), str) and accelerator.device_name(index) for index in indices)
+    uuids = [accelerator.device_uuid(index) for index in indices]
+    assert all(uuid is None or (isinstance(uuid, str) and uuid) for uuid in uuids)
+    known = [uuid for uuid in uuids if uuid is not None]
+    assert len(known) in (0, len(uuids)), f"some devices have a UUID and some have none: {uuids}"
+    assert len(set(known)) == len(known), f"two devices have one UUID: {uuids}"
+
+
+def test_the_runtime_says_its_version_or_nothing(accelerator: Accelerator) -> None:
+    version = accelerator.runtime_version()
+    assert version is None or (isinstance(version, str) and version.strip())
+
+
 def test_tensors_move_between_devices(accelerator: Accelerator) -> None:
     values = torch.arange(8.0)
     for index in range(accelerator.device_count()):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,23 @@ def test_free_is_within_total(accelerator: Accelerator) -> None:
         if info.total is not None and info.free is not None:
             assert 0 <= info.free <= info.total
         assert info.total is None or info.total > 0
+        for name, value in asdict(info).items():
+            assert value is None or value >= 0, f"{name} of device {index} is {value} bytes"
+
+
+def test_every_figure_is_there(accelerator: Accelerator, needs: Callable[..., None]) -> None:
+    needs("memory_stats")
+    for index in range(accelerator.device_count()):
+        figures = asdict(accelerator.memory_info(index))
+        assert all(isinstance(value, int) for value in figures.values()), f"device {index}: {figures}"
+
+
+def test_clearing_up_can_be_asked_of_every_backend(accelerator: Accelerator) -> None:
+    accelerator.empty_cache()
+    accelerator.ipc_collect()
+    accelerator.reset_peak_memory()
+    for index in range(accelerator.device_count()):
+        accelerator.reset_peak_memory(index)
 
 
 def test_allocated_and_peak_follow_a_tensor(accelerator: Accelerator, needs: Callable[..., None]) -> None:

@@ -21,6 +21,14 @@ def test_a_seed_repeats(accelerator: Accelerator) -> None:
     assert not torch.equal(_draw(accelerator), first)
 
 
+def test_every_seed_is_another(accelerator: Accelerator) -> None:
+    drawn = []
+    for seed in (0, 1, 2, 7, 9, 1 << 16, 1 << 31, (1 << 31) + 1):
+        accelerator.manual_seed(seed)
+        drawn.append(tuple(_draw(accelerator).tolist()))
+    assert len(set(drawn)) == len(drawn)
+
+
 def test_a_state_is_restored(accelerator: Accelerator) -> None:
     state = accelerator.rng_state(0)
     assert (state.device.type, state.dtype) == ("cpu", torch.uint8)

@@ -23,6 +23,14 @@ def test_workers_are_told_the_accelerator_before_they_start(accelerator: Acceler
     assert all(isinstance(value, str) for value in environment.values())
 
 
+def test_workers_are_told_their_threads_and_load_no_other_vendor(accelerator: Accelerator) -> None:
+    environment = accelerator.worker_env(threads=3)
+    assert all(isinstance(name, str) and isinstance(value, str) for name, value in environment.items())
+    assert environment.get("OMP_NUM_THREADS") == "3"
+    if accelerator.torch_plugin is None:
+        assert environment.get("TORCH_DEVICE_BACKEND_AUTOLOAD") == "0"
+
+
 def test_leased_devices_become_the_visible_list(accelerator: Accelerator) -> None:
     if not needs_device_lease(accelerator):
         pytest.skip("needs exclusive_devices outside Ray's own GPU resource")
