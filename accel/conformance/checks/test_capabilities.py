@@ -18,9 +18,7 @@ from accel.registry import SPEC_ENV
 
 # Relative error of a product of 128-long rows whose operands are rounded to the format first.
 TOLERANCE = {torch.float16: 2e-3, torch.bfloat16: 1.5e-2}
-_ALLOCATE = (
-    "import torch; from accel import get_accelerator as g; torch.ones(1 << 20, device=g().device()).sum().item()"
-)
+_ALLOCATE = "import accel, torch; torch.ones(1 << 20, device=accel.get_accelerator().device()).sum().item()"
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bf16", "fp16"])
