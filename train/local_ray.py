@@ -10,10 +10,13 @@ import contextlib
 import os
 import secrets
 import shutil
+import signal
 import socket
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from samples.errors import InputError
@@ -36,7 +39,8 @@ class LocalRay:
         import ray
 
         self._directory = private_directory()
-        ray.init(**options, _temp_dir=str(self._directory))
+        with interrupts_held_back():  # what a half-made cluster has started, Ray would end only when we exit
+            ray.init(**options, _temp_dir=str(self._directory))
 
     def stop(self, keep_logs: Path | None = None) -> None:
         """End Ray and remove what it kept; its logs are copied to ``keep_logs`` as far as they can be."""
@@ -55,6 +59,28 @@ class LocalRay:
             if not directory.exists():
                 return
             time.sleep(_REMOVAL_PAUSE)
+
+
+@contextlib.contextmanager
+def interrupts_held_back() -> Iterator[None]:
+    """A first Ctrl-C or SIGTERM takes effect when the block has ended, a second one at once."""
+    held: list[int] = []
+    handlers = {number: signal.getsignal(number) or signal.SIG_DFL for number in (signal.SIGINT, signal.SIGTERM)}
+
+    def hold(number: int, _frame: FrameType | None) -> None:
+        held.append(number)
+        for each, handler in handlers.items():
+            signal.signal(each, handler)
+
+    for number in handlers:
+        signal.signal(number, hold)
+    try:
+        yield
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+    if held:
+        signal.raise_signal(held[0])
 
 
 def prepare_environment() -> None:

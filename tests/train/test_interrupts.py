@@ -16,6 +16,7 @@ from samples.errors import InputError, RunError
 from tests.train.test_run_directory import SMALL
 from train.cli import run_guarded
 from train.inline import InlineRuntime
+from train.local_ray import interrupts_held_back
 from train.loop import StartInterrupt, StopRequest, stop_on_interrupt
 from train.main import main
 
@@ -255,3 +256,18 @@ def test_an_interrupt_while_ray_is_imported_stays_an_interrupt(
     flags = ["--launcher", "ray", "--output-dir", str(tmp_path / "run")]
     assert main([*SMALL, *flags]) == 130
     assert capfd.readouterr().err == "accelrl: interrupted during start-up; nothing was trained\n"
+
+
+def test_an_interrupt_while_ray_starts_waits_until_it_can_be_ended_whole() -> None:
+    done = []
+
+    def starting(interrupts: int) -> None:
+        with interrupts_held_back():
+            for _ in range(interrupts):
+                interrupt()
+            done.append(interrupts)
+
+    for interrupts in (1, 2):
+        with stop_on_interrupt(StopRequest()), pytest.raises(StartInterrupt):
+            starting(interrupts)
+    assert done == [1]  # a second one does not wait
