@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 _PLACEMENT_TIMEOUT = 60.0
 _CLOSE_TIMEOUT = 20.0
+_PLAIN = (InputError, AcceleratorError, RunError)  # errors whose words are for the person who started the run
 
 
 class RolloutActor:
@@ -39,9 +40,15 @@ class RolloutActor:
         from train.devices import worker_accelerator
         from train.roles import RolloutRole
 
-        self._role = RolloutRole(config, worker_accelerator(config, accelerator_spec), resume)
+        self._failure: Exception | None = None
+        try:
+            self._role = RolloutRole(config, worker_accelerator(config, accelerator_spec), resume)
+        except _PLAIN as error:
+            self._failure = error  # of what a constructor raises Ray keeps the text alone: `start` raises it
 
     def start(self) -> None:
+        if self._failure is not None:
+            raise self._failure
         self._role.start()
 
     def rollout(self, rollout_id: int) -> tuple[TrainBatch | None, StepOutput, bool]:
@@ -58,7 +65,8 @@ class RolloutActor:
         self._role.update_weights(version, (bucket.tensors() for bucket in buckets))
 
     def close(self) -> None:
-        self._role.close()
+        if self._failure is None:
+            self._role.close()
 
 
 class TrainerActor:
@@ -72,10 +80,16 @@ class TrainerActor:
         from train.roles import TrainerRole
 
         self._rank = rank
-        accelerator = worker_accelerator(config, accelerator_spec)
-        self._role = TrainerRole(config, accelerator, rank=rank, store_path=store_path, resume=resume)
+        self._failure: Exception | None = None
+        try:
+            accelerator = worker_accelerator(config, accelerator_spec)
+            self._role = TrainerRole(config, accelerator, rank=rank, store_path=store_path, resume=resume)
+        except _PLAIN as error:
+            self._failure = error  # of what a constructor raises Ray keeps the text alone: `ready` raises it
 
     def ready(self) -> int:
+        if self._failure is not None:
+            raise self._failure
         return self._rank
 
     def train(self, batch: TrainBatch, rollout_id: int) -> dict[str, float]:
@@ -96,7 +110,8 @@ class TrainerActor:
         self._role.save_hf(directory)
 
     def close(self) -> None:
-        self._role.close()
+        if self._failure is None:
+            self._role.close()
 
 
 class RayRuntime:
@@ -365,7 +380,7 @@ def _plain_errors() -> Iterator[None]:
         yield
     except ray.exceptions.RayTaskError as error:
         cause = error.cause
-        if isinstance(cause, InputError | AcceleratorError | RunError):
+        if isinstance(cause, _PLAIN):
             raise cause.with_traceback(None) from None  # as it came: a subclass may be made of other arguments
         raise
 

@@ -43,7 +43,7 @@ def test_a_backend_that_is_wrong_fails_the_checks_it_should():
 
 
 def test_an_unknown_subject_lists_the_known_ones():
-    with pytest.raises(AcceleratorError, match="choose among collectives"):
+    with pytest.raises(AcceleratorError, match="choose among capabilities"):
         run_conformance(CpuAccelerator(), 1, ["nonsense"])
     assert "process_groups" in subject_names()
 

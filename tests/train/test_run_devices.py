@@ -83,6 +83,28 @@ def test_a_backend_in_the_users_folder_is_selected_by_its_target(registered, tmp
         sys.modules.pop("shipped_in_process", None)
 
 
+BROKEN_IN_WORKERS = """
+    import os
+    from accel.backends.cpu import CpuAccelerator
+    class Shipped(CpuAccelerator):
+        name = "shipped"
+        def unavailable_reason(self):
+            return "no card on this node" if os.environ.get("ACCELRL_ACCELERATOR_SPEC") else None
+"""
+
+
+@pytest.mark.slow
+def test_what_goes_wrong_as_a_worker_starts_is_said_in_its_own_words(tmp_path):
+    (tmp_path / "shipped_backend.py").write_text(textwrap.dedent(BROKEN_IN_WORKERS))
+    command = [str(Path(sys.executable).with_name("accelrl")), "train", "--accelerator", "shipped_backend:Shipped"]
+    command += ["--user-code-dir", str(tmp_path), "--launcher", "ray", "--output-dir", str(tmp_path / "run")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=400, cwd=tmp_path)
+    assert done.returncode in (1, 2)
+    assert "not usable in this worker: no card on this node" in done.stderr
+    assert "ActorDiedError" not in done.stderr
+    assert "Traceback" not in done.stderr
+
+
 @pytest.mark.slow
 def test_a_backend_shipped_with_the_job_trains_under_ray(tmp_path):
     code = tmp_path / "code"
