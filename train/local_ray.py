@@ -24,6 +24,7 @@ from samples.errors import InputError
 # A path of a Unix socket has 107 bytes on Linux and 103 on macOS; Ray's own part of it,
 # session_<date>_<time>_<microseconds>_<pid>/sockets/plasma_store, takes up to 64.
 _LONGEST_DIRECTORY = 103 - 64
+_INSIDE = "ray"  # Ray opens its own directory to every user, so the one that is closed is the one around it
 _REMOVAL_TRIES, _REMOVAL_PAUSE = 20, 0.25
 
 
@@ -40,7 +41,7 @@ class LocalRay:
 
         self._directory = private_directory()
         with interrupts_held_back():  # what a half-made cluster has started, Ray would end only when we exit
-            ray.init(**options, _temp_dir=str(self._directory))
+            ray.init(**options, _temp_dir=str(self._directory / _INSIDE))
 
     def stop(self, keep_logs: Path | None = None) -> None:
         """End Ray and remove what it kept; its logs are copied to ``keep_logs`` as far as they can be."""
@@ -51,7 +52,7 @@ class LocalRay:
         if directory is None:
             return
         if keep_logs is not None:
-            logs = (directory / "session_latest").resolve() / "logs"
+            logs = (directory / _INSIDE / "session_latest").resolve() / "logs"
             with contextlib.suppress(OSError):  # a full disk may be why they are wanted; what did fit is there
                 shutil.copytree(logs, keep_logs, ignore_dangling_symlinks=True, dirs_exist_ok=True)
         for _ in range(_REMOVAL_TRIES):  # a worker that is just ending may still write
@@ -99,7 +100,7 @@ def private_directory() -> Path:
     """
     for parent in (tempfile.gettempdir(), "/tmp"):
         directory = Path(tempfile.mkdtemp(prefix="accelrl-", dir=parent))
-        if len(os.fsencode(directory)) <= _LONGEST_DIRECTORY:
+        if len(os.fsencode(directory / _INSIDE)) <= _LONGEST_DIRECTORY:
             return directory
         directory.rmdir()
     raise InputError(f"TMPDIR {tempfile.gettempdir()} is too long for Ray's sockets, and /tmp cannot be used")

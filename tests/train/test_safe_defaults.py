@@ -196,6 +196,38 @@ def test_a_run_leaves_files_in_its_output_save_and_cache_directories_only(short_
     assert [name for name in _files(cache) if not name.startswith("accelrl")] == []
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("depth", [1, 40], ids=["usable", "too-long-for-sockets"])
+def test_rays_directory_is_closed_to_other_users_and_removed(short_directory: Path, depth: int) -> None:
+    """Also where TMPDIR is so long that it has to be in /tmp."""
+    temporary = short_directory / ("d" * depth)
+    temporary.mkdir()
+    program = """if True:
+        import os
+        from train.local_ray import LocalRay
+
+        local = LocalRay()
+        local.start({"num_cpus": 0, "include_dashboard": False, "logging_level": "error"})
+        import ray
+
+        session = ray._private.worker.global_worker.node.get_session_dir_path()
+        closed = os.path.dirname(os.path.dirname(session))
+        print(closed, oct(os.stat(closed).st_mode & 0o777))
+        local.stop()
+        print(os.path.exists(closed))
+    """
+    environment = _environment(TMPDIR=str(temporary), HOME=str(short_directory))
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, cwd=REPOSITORY)
+    assert done.returncode == 0, done.stderr
+    closed, mode, still_there = done.stdout.split()
+    assert Path(closed).parent == (temporary if depth == 1 else Path("/tmp"))
+    assert mode == "0o700"
+    assert still_there == "False"
+    assert _files(temporary) == []
+    assert not (short_directory / ".ray").exists()
+
+
 def _read_only_but_for(folders: Sequence[Path]) -> list[str]:
     """A prefix under which the command can write to ``folders`` (and devices) alone; empty where that cannot be had."""
     if shutil.which("unshare") is None:
