@@ -93,7 +93,8 @@ def build_model(hf_config: Any, config: RunConfig) -> GPTModel:
     """This rank's part of the model, for the current ``parallel_state``; its weights are not set: load them.
 
     Logits [b, s, vocabulary / tensor-parallel size] stay split; padded entries of the vocabulary are ``PADDED_LOGIT``.
-    Parameters are float32, or bfloat16 under ``--bf16``, on the accelerator's current device.
+    Parameters are float32, or bfloat16 under ``--bf16``. Megatron makes its own layers on the accelerator's current
+    device and torch's norms on the host: move the model before training.
     """
     from megatron.core import parallel_state
     from megatron.core.models.gpt import GPTModel
