@@ -1,4 +1,4 @@
-"""``python -m accel list | doctor | conformance``: what this machine has, and whether a backend is right."""
+"""``python -m accel list | doctor | conformance | emulation``: what this machine has, and whether a backend is right."""
 
 from __future__ import annotations
 
@@ -35,6 +35,9 @@ def _parser() -> argparse.ArgumentParser:
     conformance.add_argument("--world-size", type=int, default=2, metavar="N", help="ranks (default: 2)")
     conformance.add_argument("--subject", action="append", metavar="NAME", help="only these checks; repeatable")
     conformance.set_defaults(run=_conformance)
+    emulation = commands.add_parser("emulation", help="the emulated MUSA device: compile it ahead of its first use")
+    emulation.add_argument("action", choices=["build"], help="build: compile it into the user's cache")
+    emulation.set_defaults(run=_emulation)
     for command in (doctor, conformance):
         command.add_argument("--accelerator", metavar="NAME", help="default: ACCELRL_ACCELERATOR, else the best usable")
         command.add_argument("--emulate", action="store_true", help="its emulation in host memory, where it has one")
@@ -86,6 +89,13 @@ def _conformance(options: argparse.Namespace) -> int:
                 print(f"\n--- {outcome.subject}: {outcome.check}\n{outcome.reason}")
         print(", ".join(f"{report.count(result)} {result}" for result in ("PASS", "FAIL", "SKIP")))
     return 0 if report.passed else 1
+
+
+def _emulation(options: argparse.Namespace) -> int:  # noqa: ARG001 - build is the only action
+    from accel.emulation.build import build
+
+    print(build())
+    return 0
 
 
 if __name__ == "__main__":

@@ -31,7 +31,7 @@ SPEC_ENV = "ACCELRL_ACCELERATOR_SPEC"
 IN_TREE = {
     "cpu": "accel.backends.cpu:CpuAccelerator",
     "cuda": "accel.backends.cuda:cuda_accelerator",
-    "musa": "accel.backends.musa:MusaAccelerator",
+    "musa": "accel.backends.musa:musa_accelerator",
 }
 
 logger = logging.getLogger("accel")
@@ -164,6 +164,8 @@ class Registry:
                 )
             registration = Registration(asked, type(emulated), f"emulation of {asked}")
             asked_one = self._ask(registration)
+            if asked_one.usable:
+                self._probes[asked] = asked_one  # the name means the emulation from now on
         elif not needs_device:
             return Selection(registration.make(), registration, f"asked for by {source}; this process needs no device")
         else:
@@ -173,7 +175,9 @@ class Registry:
                 f"{source}: {asked!r} is not usable here: {asked_one.reason}. Nothing else is taken in its place; "
                 f"`python -m accel doctor --accelerator {asked}` shows more"
             ) from asked_one.error
-        return Selection(asked_one.accelerator, registration, f"asked for by {source}", emulate)
+        emulated = asked_one.accelerator.emulated
+        why = f"asked for by {source}" + (", emulated in host memory" if emulated else "")
+        return Selection(asked_one.accelerator, registration, why, emulated)
 
     def _auto(self) -> Selection:
         """The usable backend with the highest priority; lower ones are not even probed once one is found."""
@@ -238,10 +242,11 @@ def _priority(probe: Probe) -> int:
 
 def _auto_selection(probe: Probe, priority: int, passed_over: list[Probe]) -> Selection:
     assert probe.accelerator is not None
-    why = f"usable, and the highest priority ({priority})"
+    emulated = probe.accelerator.emulated
+    why = f"usable{', emulated in host memory' if emulated else ''}, and the highest priority ({priority})"
     if passed_over:
         why += "; passed over " + "; ".join(f"{p.registration.name} ({p.reason})" for p in passed_over)
-    return Selection(probe.accelerator, probe.registration, why, passed_over=tuple(passed_over))
+    return Selection(probe.accelerator, probe.registration, why, emulated, passed_over=tuple(passed_over))
 
 
 def _confirm(selection: Selection, asked: str | None, source: str, emulate: bool) -> None:

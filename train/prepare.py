@@ -301,7 +301,7 @@ def run_facts(config: RunConfig, accelerator: Accelerator) -> dict[str, Any]:
         engine = "none", "rollouts are replayed"
     return {
         "accelerator": accelerator.name,
-        "emulated": config.job.emulate,
+        "emulated": accelerator.emulated,
         "devices": accelerator.device_count(),
         "trainer_ranks": config.trainer_ranks,
         "engine": engine[0],

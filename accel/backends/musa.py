@@ -8,7 +8,7 @@ import torch
 
 from accel.backends.musa_bootstrap import bootstrap
 from accel.backends.torch_device import TorchAccelerator
-from accel.contract import Capabilities
+from accel.contract import Accelerator, Capabilities
 
 
 class MusaAccelerator(TorchAccelerator):
@@ -42,6 +42,11 @@ class MusaAccelerator(TorchAccelerator):
     env_prefixes = ("MUSA_", "MCCL_", "MTHREADS_", "PYTORCH_MUSA_")
     per_node_env = ("MCCL_SOCKET_IFNAME", "MCCL_IB_HCA", "GLOO_SOCKET_IFNAME")
 
+    def emulation(self) -> Accelerator:
+        from accel.emulation.backend import EmulatedMusaAccelerator
+
+        return EmulatedMusaAccelerator()
+
     def prepare(self) -> None:
         bootstrap()
         super().prepare()
@@ -57,3 +62,10 @@ class MusaAccelerator(TorchAccelerator):
     def runtime_version(self) -> str | None:
         version = getattr(torch.version, "musa", None)
         return f"MUSA {version}" if version else None
+
+
+def musa_accelerator() -> Accelerator:
+    """The hardware, or its emulation where ``ACCELRL_EMULATE_MUSA=1`` asks for it."""
+    from accel.emulation.settings import emulation_asked
+
+    return MusaAccelerator().emulation() if emulation_asked() else MusaAccelerator()
