@@ -133,6 +133,10 @@ class Accelerator(ABC):
     def prepare(self) -> None:  # noqa: B027 - most need nothing
         """Import what the vendor needs, before the first probe. Called once; what it raises is kept as the cause."""
 
+    def redirects_cuda(self) -> bool:
+        """Whether what ``prepare`` imported points ``torch.cuda`` itself at this device: then nothing is rewritten."""
+        return False
+
     def emulation(self) -> Accelerator | None:
         """The same platform emulated in host memory, where there is one."""
         return None

@@ -6,7 +6,7 @@ import importlib.util
 
 import torch
 
-from accel.backends.musa_bootstrap import bootstrap
+from accel.backends.musa_bootstrap import bootstrap, musa_route
 from accel.backends.torch_device import TorchAccelerator
 from accel.contract import Accelerator, Capabilities
 
@@ -41,6 +41,9 @@ class MusaAccelerator(TorchAccelerator):
     monitor_package = "mthreads-ml-py"
     env_prefixes = ("MUSA_", "MCCL_", "MTHREADS_", "PYTORCH_MUSA_")
     per_node_env = ("MCCL_SOCKET_IFNAME", "MCCL_IB_HCA", "GLOO_SOCKET_IFNAME")
+
+    def redirects_cuda(self) -> bool:
+        return musa_route() == "torchada"
 
     def emulation(self) -> Accelerator:
         from accel.emulation.backend import EmulatedMusaAccelerator

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import replace
 
 import torch
@@ -22,6 +23,8 @@ class EmulatedMusaAccelerator(MusaAccelerator):
         from accel.emulation.loading import load_emulation
 
         load_emulation()
+        # torchada compiles kernels for the hardware when it is imported, and goes on without them.
+        warnings.filterwarnings("ignore", message="Failed to load torchada C\\+\\+ ops: the emulated")
         super().prepare()
 
     def emulation(self) -> Accelerator:

@@ -16,7 +16,7 @@ from accel.contract import Accelerator
 from accel.retarget.code_cache import CodeCache
 from accel.retarget.errors import RetargetError
 from accel.retarget.namespace import HELPERS_NAME, NAMESPACE_NAME, DeviceNamespace, SiteHelpers
-from accel.retarget.rewriter import Rewriter
+from accel.retarget.rewriter import Rewriter, TensorTypeRewriter
 from accel.retarget.sites import USER_RULES, SiteRules, megatron_rules
 
 MEGATRON = "megatron.core"
@@ -30,7 +30,8 @@ def install(
 ) -> None:
     """Point ``megatron.core`` and the modules under ``extra_modules`` at ``accelerator``, for the life of the process.
 
-    Does nothing for CUDA. Must come before the first import of those modules, in every process. Calling it again for
+    Does nothing for CUDA. Where the vendor's own wrapper redirects ``torch.cuda`` (``Accelerator.redirects_cuda``), only
+    the names of tensor types are rewritten. Must come before the first import of those modules, in every process. Calling it again for
     the same accelerator is fine and may add modules. torch itself is never touched.
 
     ``after_import`` maps a module to what is called with it when its code has run, before anyone imports from it.
@@ -65,12 +66,14 @@ class RetargetFinder(MetaPathFinder):
     def __init__(self, accelerator: Accelerator, megatron_version: str, extra_modules: Sequence[str]) -> None:
         self.accelerator_name = accelerator.name
         self.device_type = accelerator.device_type
+        self.redirected = accelerator.redirects_cuda()
         namespace = DeviceNamespace(self.device_type, accelerator.torch_namespace())
         self.module_globals = {
             NAMESPACE_NAME: namespace,
             HELPERS_NAME: SiteHelpers(self.device_type, namespace),
         }
-        self.cache = CodeCache.for_user(self.device_type, megatron_version)
+        kind = f"{self.device_type}-redirected" if self.redirected else self.device_type
+        self.cache = CodeCache.for_user(kind, megatron_version)
         self._rules = {MEGATRON: megatron_rules(megatron_version)}
         self.patches: dict[str, Patch] = {}
         self.add(extra_modules)
@@ -138,7 +141,10 @@ class RetargetLoader(SourceFileLoader):
 
     def source_to_code(self, data: bytes, path: str) -> CodeType:  # type: ignore[override]
         tree = ast.parse(data, path)
-        rewritten = Rewriter(self._finder.device_type, self._rules, path).rewrite(tree)
+        if self._finder.redirected:
+            rewritten = TensorTypeRewriter(self._finder.device_type).rewrite(tree)
+        else:
+            rewritten = Rewriter(self._finder.device_type, self._rules, path).rewrite(tree)
         code: CodeType = compile(rewritten, path, "exec", dont_inherit=True)
         return code
 

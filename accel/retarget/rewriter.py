@@ -19,6 +19,23 @@ _FIELD = "{}"
 _F = TypeVar("_F", ast.FunctionDef, ast.AsyncFunctionDef)
 
 
+class TensorTypeRewriter(ast.NodeTransformer):
+    """Only texts like ``'torch.cuda.FloatTensor'``, which no redirection of ``torch.cuda`` reaches: tensors name their
+    type by the device's own name."""
+
+    def __init__(self, device_type: str) -> None:
+        self._tensor = rf"torch.{device_type}.\1"
+
+    def rewrite(self, tree: ast.Module) -> ast.Module:
+        self.visit(tree)
+        return tree
+
+    def visit_Constant(self, node: ast.Constant) -> ast.Constant:
+        if isinstance(node.value, str):
+            node.value = _TENSOR_TYPE.sub(self._tensor, node.value)
+        return node
+
+
 class Rewriter(ast.NodeTransformer):
     """One module's rewriting: ``tree = Rewriter(...).rewrite(tree)``. Docstrings are left as they are.
 

@@ -20,7 +20,7 @@ torch.utils.generate_methods_for_privateuse1_backend()
 torch._register_device_module("musa", sys.modules[__name__])
 torch.version.musa = "emulated"  # type: ignore[attr-defined]
 
-from torch_musa import amp, collectives
+from torch_musa import amp, collectives, core, memory, random, streams
 from torch_musa.device import (
     _exchange_device,
     _get_device_index,

@@ -66,7 +66,7 @@ def set_device(device: DeviceLike) -> None:
 
 
 def synchronize(device: DeviceLike = None) -> None:
-    torch.accelerator.synchronize(torch.device("musa", _get_device_index(device)))
+    torch._C._accelerator_synchronizeDevice(_get_device_index(device))  # torchada sends torch.accelerator here
 
 
 def _exchange_device(index: int) -> int:

@@ -8,6 +8,13 @@ from torch_musa.device import DeviceLike, _extension, _get_device_index
 OutOfMemoryError = torch.OutOfMemoryError
 
 
+class MUSAPluggableAllocator:
+    """Libraries import it at their top; host memory has no allocator to exchange."""
+
+    def __init__(self, *_: object) -> None:
+        raise RuntimeError("the emulated MUSA device has no pluggable allocators")
+
+
 def memory_allocated(device: DeviceLike = None) -> int:
     return memory_stats(device)["allocated_bytes.all.current"]
 

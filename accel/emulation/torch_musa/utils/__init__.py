@@ -1,0 +1,1 @@
+"""Where the real one keeps its extension builder."""
