@@ -1,4 +1,4 @@
-"""``python -m accel list | doctor | conformance | emulation``: what this machine has, and whether a backend is right."""
+"""``python -m accel list | doctor | conformance | emulation``: what is there, and whether a backend is right."""
 
 from __future__ import annotations
 

@@ -175,9 +175,9 @@ class Registry:
                 f"{source}: {asked!r} is not usable here: {asked_one.reason}. Nothing else is taken in its place; "
                 f"`python -m accel doctor --accelerator {asked}` shows more"
             ) from asked_one.error
-        emulated = asked_one.accelerator.emulated
-        why = f"asked for by {source}" + (", emulated in host memory" if emulated else "")
-        return Selection(asked_one.accelerator, registration, why, emulated)
+        is_emulated = asked_one.accelerator.emulated
+        why = f"asked for by {source}" + (", emulated in host memory" if is_emulated else "")
+        return Selection(asked_one.accelerator, registration, why, is_emulated)
 
     def _auto(self) -> Selection:
         """The usable backend with the highest priority; lower ones are not even probed once one is found."""

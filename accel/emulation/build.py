@@ -71,8 +71,9 @@ def cache_directory() -> Path:
 def compiler() -> str:
     """``CXX``, else g++, c++ or clang++; AcceleratorError says what to install."""
     asked = os.environ.get("CXX", "").strip()
-    found = next((path for name in ([asked] if asked else ["g++", "c++", "clang++"]) if (path := shutil.which(name))), "")
-    if not found:
+    names = [asked] if asked else ["g++", "c++", "clang++"]
+    found = next((path for name in names if (path := shutil.which(name))), None)
+    if found is None:
         what = f"CXX={asked!r} is not found" if asked else "no C++ compiler is found"
         raise AcceleratorError(
             f"the emulated MUSA device is compiled on its first use, and {what}: install g++ 11 or newer "

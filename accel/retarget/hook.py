@@ -30,9 +30,9 @@ def install(
 ) -> None:
     """Point ``megatron.core`` and the modules under ``extra_modules`` at ``accelerator``, for the life of the process.
 
-    Does nothing for CUDA. Where the vendor's own wrapper redirects ``torch.cuda`` (``Accelerator.redirects_cuda``), only
-    the names of tensor types are rewritten. Must come before the first import of those modules, in every process. Calling it again for
-    the same accelerator is fine and may add modules. torch itself is never touched.
+    Does nothing for CUDA. Where the vendor's own wrapper redirects ``torch.cuda`` (``Accelerator.redirects_cuda``),
+    only the names of tensor types are rewritten. Must come before the first import of those modules, in every process.
+    Calling it again for the same accelerator is fine and may add modules. torch itself is never touched.
 
     ``after_import`` maps a module to what is called with it when its code has run, before anyone imports from it.
 

@@ -64,7 +64,7 @@ def test_a_failed_compilation_shows_the_compilers_errors(tmp_path, monkeypatch):
     compiler.chmod(0o755)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setenv("CXX", str(compiler))
-    with pytest.raises(AcceleratorError, match="status 1:\nextension.cpp:1: error: something is missing"):
+    with pytest.raises(AcceleratorError, match=r"status 1:\nextension\.cpp:1: error: something is missing"):
         build.build()
     assert not build.built_file().exists()
 

@@ -92,8 +92,19 @@ def test_under_ray_the_first_steps_are_those_of_the_host(tmp_path, layout, devic
 
 
 def test_a_run_says_that_it_is_emulated(tmp_path):
-    done = run_python("-m", "train", "--accelerator", "musa", "--launcher", "inline", "--num-rollout", "1",
-                      "--output-dir", str(tmp_path / "run"), ACCELRL_EMULATE_MUSA="1")
+    done = run_python(
+        "-m",
+        "train",
+        "--accelerator",
+        "musa",
+        "--launcher",
+        "inline",
+        "--num-rollout",
+        "1",
+        "--output-dir",
+        str(tmp_path / "run"),
+        ACCELRL_EMULATE_MUSA="1",
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "emulated       True" in done.stdout + done.stderr
     assert "emulated = true" in (tmp_path / "run" / "config.toml").read_text()

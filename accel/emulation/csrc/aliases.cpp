@@ -31,7 +31,7 @@ c10::Storage owning_host_storage(const c10::Storage& storage) {
 at::Tensor same_tensor_over(const at::Tensor& tensor, c10::Storage storage, c10::DispatchKey backend) {
   const auto* original = tensor.unsafeGetTensorImpl();
   const auto lazy = original->key_set() &
-      c10::DispatchKeySet({c10::DispatchKey::Conjugate, c10::DispatchKey::Negative});
+      c10::DispatchKeySet({c10::DispatchKey::Conjugate, c10::DispatchKey::Negative, c10::DispatchKey::ZeroTensor});
   auto result = at::detail::make_tensor<c10::TensorImpl>(
       std::move(storage), c10::DispatchKeySet(backend) | lazy, original->dtype());
   auto* impl = result.unsafeGetTensorImpl();

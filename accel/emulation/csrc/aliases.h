@@ -12,7 +12,8 @@
 //   Views. A returned tensor over an argument's storage becomes a device tensor over that argument's storage. Any other
 //   storage is adopted: it becomes device memory where it lies.
 //   Lazy conjugation and negation. Those are bits in a tensor's key set, and its bytes hold the value before them. Host
-//   aliases and returned tensors carry the bits along; without that, a product with x.conj() silently uses x.
+//   aliases and returned tensors carry the bits along; without that, a product with x.conj() silently uses x. The same
+//   goes for the key of zeros that have no memory.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -2,6 +2,7 @@
 
 #include <ATen/EmptyTensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/native/TensorFactories.h>
 #include <ATen/ops/_reshape_alias_native.h>
 #include <ATen/ops/as_strided_native.h>
 #include <ATen/ops/bernoulli.h>
@@ -242,6 +243,17 @@ at::Tensor empty_strided(
       DispatchKeySet(DispatchKey::PrivateUse1), c10::dtype_or_default(dtype));
 }
 
+// Zeros without memory, which gradients are made of where they vanish; the key makes others write them out first.
+at::Tensor efficient_zero_tensor(
+    c10::SymIntArrayRef size, std::optional<at::ScalarType> dtype, std::optional<at::Layout>,
+    std::optional<Device> device, std::optional<bool>) {
+  const auto index = device && device->has_index() ? device->index() : current_device();
+  at::native::ZeroTensorAllocator allocator(Device(kMusa, index));
+  return at::detail::empty_generic(
+      C10_AS_INTARRAYREF_SLOW(size), &allocator, DispatchKeySet({DispatchKey::PrivateUse1, DispatchKey::ZeroTensor}),
+      c10::dtype_or_default(dtype), std::nullopt);
+}
+
 at::Tensor as_strided(
     const at::Tensor& self, c10::SymIntArrayRef size, c10::SymIntArrayRef stride, std::optional<c10::SymInt> offset) {
   return at::native::as_strided_tensorimpl(
@@ -309,6 +321,7 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, library) {
   library.impl("_foreach_copy_", &foreach_copy);
   library.impl("empty.memory_format", &empty);
   library.impl("empty_strided", &empty_strided);
+  library.impl("_efficientzerotensor", &efficient_zero_tensor);
   library.impl("as_strided", &as_strided);
   library.impl("view", &view);
   library.impl("_reshape_alias", &reshape_alias);

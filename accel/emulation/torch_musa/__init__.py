@@ -4,7 +4,7 @@ Where it differs from the real one: the allocator keeps no cache (reserved is al
 there are no graphs, memory pools or IPC handles, and kernels are done when their call returns.
 """
 
-# ruff: noqa: E402 - the device must have its name before anything below can name it
+# ruff: noqa: E402, F401 - the device has its name before anything below can name it; the rest is the public surface
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch_musa.device import DeviceLike, _get_device_index
 
-_PRIVATEUSE1 = torch._C._autograd.DeviceType.PrivateUse1
+_PRIVATEUSE1 = torch._C._autograd.DeviceType.PrivateUse1.value
 
 
 class Stream(torch.Stream):
@@ -36,7 +36,7 @@ def current_stream(device: DeviceLike = None) -> Stream:
 
 
 def default_stream(device: DeviceLike = None) -> Stream:
-    return Stream(stream_id=0, device_index=_get_device_index(device), device_type=int(_PRIVATEUSE1))
+    return Stream(stream_id=0, device_index=_get_device_index(device), device_type=_PRIVATEUSE1)
 
 
 def set_stream(stream: torch.Stream) -> None:

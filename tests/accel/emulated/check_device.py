@@ -39,7 +39,7 @@ def test_a_view_writes_to_its_base_and_inplace_returns_the_tensor_itself():
 
 def test_overlapping_writes_are_refused_as_on_the_host():
     tensor = torch.arange(4.0, device=M0)
-    with pytest.raises(RuntimeError, match="overlap|same memory|single memory"):
+    with pytest.raises(RuntimeError, match=r"overlap|same memory|single memory"):
         torch.add(tensor[:3], 1, out=tensor[1:])
 
 
@@ -93,9 +93,9 @@ def test_gradients_through_views_and_devices():
 
 
 def test_devices_are_not_mixed():
-    with pytest.raises(RuntimeError, match="same device.*cpu"):
+    with pytest.raises(RuntimeError, match=r"same device.*cpu"):
         torch.ones(3, device=M0) + torch.ones(3)
-    with pytest.raises(RuntimeError, match="same device.*another musa device"):
+    with pytest.raises(RuntimeError, match=r"same device.*another musa device"):
         torch.ones(3, device=M0) + torch.ones(3, device=M1)
     with pytest.raises(TypeError, match="host memory"):
         torch.ones(3, device=M0).numpy()

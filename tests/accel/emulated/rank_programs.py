@@ -72,7 +72,7 @@ def sharded_training(accelerator: Accelerator, rank: int, world: int) -> None:
     device = accelerator.device()
     inputs = torch.arange(8.0, device=device).view(2, 4)
 
-    def trained(wrap, batch):  # noqa: ANN001, ANN202
+    def trained(wrap, batch):
         torch.manual_seed(0)
         plain = torch.nn.Linear(4, 4)
         model = wrap(plain.to(device))
