@@ -6,7 +6,7 @@ PIP := $(BIN)/python -m pip install --disable-pip-version-check -q -c constraint
 TORCH := torch==2.13.0
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-slow test-all nightly lint format bench clean
+.PHONY: help setup demo test test-slow test-emulated test-all nightly lint format bench clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -47,6 +47,9 @@ test: $(VENV)/.dev ## the fast test suite, in parallel
 test-slow: $(VENV)/.dev ## tests that start Ray or several processes
 	@echo "== running the slow tests"
 	@$(BIN)/python -m pytest -m "slow and not nightly" $(ARGS)
+
+test-emulated: $(VENV)/.dev ## tests on the emulated MUSA device (needs g++; builds it on first use)
+	@$(BIN)/python -m pytest -m "emulated and not nightly" $(ARGS)
 
 test-all: test test-slow ## fast and slow tests
 

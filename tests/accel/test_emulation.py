@@ -13,7 +13,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 EMULATED = Path(__file__).parent / "emulated"
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.emulated
 
 
 def run_python(*arguments: str, check: bool = True, **environment: str) -> subprocess.CompletedProcess[str]:

@@ -24,7 +24,7 @@ shutil.copy({built!r}, sys.argv[sys.argv.index("-o") + 1])
 """
 
 
-@pytest.mark.slow
+@pytest.mark.emulated
 def test_of_two_processes_on_a_cold_cache_one_compiles_and_both_get_it(tmp_path):
     calls, compiler = tmp_path / "calls", tmp_path / "compiler"
     compiler.write_text(COMPILER.format(python=sys.executable, calls=str(calls), built=str(build.build())))

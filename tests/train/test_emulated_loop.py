@@ -13,7 +13,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.emulated
 
 ON_MUSA = ("--accelerator", "musa", "--emulate")
 
