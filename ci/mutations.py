@@ -95,7 +95,8 @@ def noticed(name: str, mutation: Mutation) -> bool:
             )
             return False
         path.write_text(source.replace(mutation.right, mutation.wrong))
-        command = [sys.executable, "-m", "pytest", "-x", "-q", "-m", "slow or emulated", "-p", "no:cacheprovider", mutation.test]
+        command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider"]
+        command += ["-m", "slow or emulated", mutation.test]
         environment = os.environ | {"PYTHONPATH": str(tree)}
         done = subprocess.run(command, cwd=tree, env=environment, capture_output=True, text=True, check=False)
     failed = done.returncode == 1
