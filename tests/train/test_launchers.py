@@ -61,7 +61,8 @@ def test_two_trainer_ranks_start_as_one_does(tmp_path: Path, layout: tuple[str, 
     first_of_two, first_of_one = _metrics(tmp_path / "two")[0], _metrics(tmp_path / "one")[0]
     assert first_of_two["rollout/raw_reward"] == first_of_one["rollout/raw_reward"]
     for key in ("train/loss", "train/grad_norm", "train/entropy"):
-        assert first_of_two[key] == pytest.approx(first_of_one[key], rel=1e-5)
+        # The loss of a first step is a sum of advantages that cancel: next to nothing, where only rounding is left.
+        assert first_of_two[key] == pytest.approx(first_of_one[key], rel=1e-5, abs=1e-7)
 
 
 @pytest.mark.parametrize("launcher", ["inline", "ray"])
