@@ -6,7 +6,6 @@ CUDA-hard-coded code and users write ``nccl`` and ``cuda``; both mean the select
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -26,7 +25,6 @@ OPTIONAL_BACKENDS: dict[str, Callable[[], bool]] = {  # listed by every torch, a
     "xccl": dist.is_xccl_available,
     "mpi": dist.is_mpi_available,
     "ucc": dist.is_ucc_available,
-    "fake": lambda: "torch.testing._internal.distributed.fake_pg" in sys.modules,  # registered by that module
 }
 _WORD = re.compile(r"[a-z0-9_-]+")
 
