@@ -25,6 +25,7 @@ OPTIONAL_BACKENDS: dict[str, Callable[[], bool]] = {  # listed by every torch, a
     "xccl": dist.is_xccl_available,
     "mpi": dist.is_mpi_available,
     "ucc": dist.is_ucc_available,
+    "fake": lambda: False,  # torch lists it; it moves nothing
 }
 _WORD = re.compile(r"[a-z0-9_-]+")
 
