@@ -12,6 +12,7 @@ import secrets
 import shutil
 import signal
 import socket
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -23,8 +24,8 @@ from samples.errors import InputError
 
 # A path of a Unix socket has 107 bytes on Linux and 103 on macOS; Ray's own part of it,
 # session_<date>_<time>_<microseconds>_<pid>/sockets/plasma_store, takes up to 64.
-_LONGEST_DIRECTORY = 103 - 64
-_INSIDE = "ray"  # Ray opens its own directory to every user, so the one that is closed is the one around it
+_LONGEST_DIRECTORY = (103 if sys.platform == "darwin" else 107) - 64
+_INSIDE = "r"  # Ray opens its own directory to every user, so the one that is closed is the one around it
 _REMOVAL_TRIES, _REMOVAL_PAUSE = 20, 0.25
 
 
@@ -99,11 +100,17 @@ def private_directory() -> Path:
     It is in ``TMPDIR``, or in ``/tmp`` where that is too long.
     """
     for parent in (tempfile.gettempdir(), "/tmp"):
-        directory = Path(tempfile.mkdtemp(prefix="accelrl-", dir=parent))
+        try:
+            directory = Path(tempfile.mkdtemp(prefix="accelrl-", dir=parent))
+        except OSError:
+            continue
         if len(os.fsencode(directory / _INSIDE)) <= _LONGEST_DIRECTORY:
             return directory
         directory.rmdir()
-    raise InputError(f"TMPDIR {tempfile.gettempdir()} is too long for Ray's sockets, and /tmp cannot be used")
+    raise InputError(
+        f"TMPDIR {tempfile.gettempdir()} is too long for Ray's sockets or cannot be written, and neither can /tmp; set "
+        f"TMPDIR to a writable directory of at most {_LONGEST_DIRECTORY - len('/accelrl-12345678/r')} bytes"
+    )
 
 
 def loopback_interface() -> str:

@@ -15,6 +15,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -25,6 +26,7 @@ from samples.tokenizer import load_tokenizer
 from tests.train.model_cases import save_tiny
 from tests.train.process_sockets import ListeningSocket, listening_sockets, run_processes
 from train.example import EOS, PAD, VOCABULARY, write_example
+from train.local_ray import private_directory
 from train.megatron.model import load_hf_config
 
 ACCELRL = Path(sys.executable).with_name("accelrl")
@@ -226,6 +228,12 @@ def test_rays_directory_is_closed_to_other_users_and_removed(short_directory: Pa
     assert still_there == "False"
     assert _files(temporary) == []
     assert not (short_directory / ".ray").exists()
+
+
+def test_no_directory_for_ray_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "mkdtemp", Mock(side_effect=OSError(30, "Read-only file system")))
+    with pytest.raises(InputError, match="TMPDIR"):
+        private_directory()
 
 
 def _read_only_but_for(folders: Sequence[Path]) -> list[str]:
