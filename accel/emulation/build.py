@@ -31,6 +31,7 @@ UNITS = (
     "aliases.cpp",
     "hooks.cpp",
     "kernels.cpp",
+    "attention.cpp",
     "autocast.cpp",
     "collectives.cpp",
     "bindings.cpp",

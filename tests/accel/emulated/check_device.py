@@ -206,15 +206,30 @@ def test_optimizers_equal_the_hosts(kind):
     torch.testing.assert_close(device.weight.cpu(), host.weight)
 
 
-def test_convolution_and_attention_equal_the_hosts():
+def test_convolution_equals_the_hosts():
     image = torch.randn(2, 3, 8, 8)
     layer = torch.nn.Conv2d(3, 4, 3)
-    query = torch.randn(1, 2, 6, 8)
-    for run in (
-        lambda to: layer.to(to)(image.to(to)),
-        lambda to: F.scaled_dot_product_attention(query.to(to), query.to(to), query.to(to), is_causal=True),
-    ):
-        torch.testing.assert_close(run(M0).cpu(), run("cpu"))
+    torch.testing.assert_close(layer.to(M0)(image.to(M0)).cpu(), layer.to("cpu")(image))
+
+
+@pytest.mark.parametrize("kind", ["causal", "masked", "biased", "grouped"])
+def test_attention_equals_the_hosts_to_the_bit(kind):
+    query, key, value = torch.randn(2, 4, 6, 8), torch.randn(2, 4, 6, 8), torch.randn(2, 4, 6, 8)
+    keep, bias = torch.rand(6, 6) > 0.3, torch.randn(6, 6)
+    results = []
+    for to in ("cpu", "musa:0"):
+        given = [x.detach().to(to).requires_grad_() for x in (query, key, value)]
+        options = {
+            "causal": {"is_causal": True},
+            "masked": {"attn_mask": keep.to(to)},
+            "biased": {"attn_mask": bias.to(to)},
+            "grouped": {"is_causal": True, "enable_gqa": True},
+        }[kind]
+        inputs = [given[0], *(x[:, :2] for x in given[1:])] if kind == "grouped" else given
+        output = F.scaled_dot_product_attention(*inputs, **options)
+        output.pow(2).sum().backward()
+        results.append([x.detach().cpu() for x in (output, *(leaf.grad for leaf in given))])
+    assert all(torch.equal(host, device) for host, device in zip(*results, strict=True))
 
 
 def test_a_forked_child_is_refused_and_told_to_spawn():
