@@ -32,7 +32,7 @@ def add_user_code_dir(user_code_dir: str) -> Path:
     directory = Path(user_code_dir).expanduser().resolve()
     if not directory.is_dir():
         raise InputError(f"--user-code-dir {user_code_dir}: no such directory ({directory})")
-    # An editable install finds our packages only where nothing on sys.path has their names, so our folder goes there too.
+    # An editable install finds our packages only where nothing on sys.path has their names: our folder goes first.
     for folder in (str(Path(__file__).resolve().parents[1]), str(directory)):
         if folder not in sys.path:
             sys.path.append(folder)
