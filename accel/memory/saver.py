@@ -14,6 +14,7 @@ from accel.contract import Accelerator
 from accel.errors import AcceleratorError
 
 PACKAGE = "torch_memory_saver"
+SHARES_PRELOAD = (0, 0, 10)  # before it, the package takes the whole of LD_PRELOAD for its own path
 MINIMUM = (0, 0, 9)  # the first with a getter of the region flag, which the DeepEP guard reads
 COMMON_ALLOCATOR_ENV = "PYTORCH_ALLOC_CONF"
 PRELOAD_STEM = "torch_memory_saver_hook_mode_preload"
@@ -29,8 +30,7 @@ def memory_saver_env(accelerator: Accelerator, environ: Mapping[str, str] = os.e
     if problem is not None:
         raise AcceleratorError(f"the memory saver cannot be used: {problem}")
     library = str(_preload_library())
-    others = [path for path in environ.get("LD_PRELOAD", "").split(":") if path and PACKAGE not in path]
-    return {"LD_PRELOAD": ":".join([library, *others])}
+    return {"LD_PRELOAD": ":".join([library, *_other_preloads(environ)])}
 
 
 def memory_saver_problem(accelerator: Accelerator, environ: Mapping[str, str] = os.environ) -> str | None:
@@ -48,6 +48,12 @@ def memory_saver_problem(accelerator: Accelerator, environ: Mapping[str, str] = 
                 f"{variable}={environ[variable]} turns expandable segments on, and pausing then frees nothing: remove "
                 "expandable_segments:True"
             )
+    others = _other_preloads(environ)
+    if others and _numbers(version) < SHARES_PRELOAD:
+        return (
+            f"torch_memory_saver {version} cannot share LD_PRELOAD with {':'.join(others)}: upgrade it to 0.0.10, or "
+            "unset LD_PRELOAD"
+        )
     if _preload_library() is None:
         return f"torch_memory_saver {version} has no {PRELOAD_STEM} library for this platform: reinstall it"
     return None
@@ -65,6 +71,10 @@ def active_memory_saver(environ: Mapping[str, str] = os.environ) -> Any:
     from torch_memory_saver import torch_memory_saver
 
     return torch_memory_saver
+
+
+def _other_preloads(environ: Mapping[str, str]) -> list[str]:
+    return [path for path in environ.get("LD_PRELOAD", "").split(":") if path and PACKAGE not in path]
 
 
 def _preload_library() -> Path | None:

@@ -34,10 +34,17 @@ def install(tmp_path, monkeypatch):
 
 
 def test_workers_get_the_library_preloaded_before_others(install):
-    path = install("0.0.9")
+    path = install("0.0.10")
     env = memory_saver_env(CUDA, {"LD_PRELOAD": "/lib/jemalloc.so"})
     assert env == {"LD_PRELOAD": f"{path}/torch_memory_saver_hook_mode_preload.abi3.so:/lib/jemalloc.so"}
     assert memory_saver_env(CUDA, env) == env
+
+
+def test_a_version_that_takes_all_of_ld_preload_for_its_path_is_refused_beside_others(install):
+    install("0.0.9")
+    with pytest.raises(AcceleratorError, match=r"0\.0\.9 cannot share LD_PRELOAD with /lib/jemalloc\.so"):
+        memory_saver_env(CUDA, {"LD_PRELOAD": "/lib/jemalloc.so"})
+    assert memory_saver_problem(CUDA, memory_saver_env(CUDA, {})) is None
 
 
 @pytest.mark.parametrize("accelerator", [CpuAccelerator(), MusaAccelerator()], ids=lambda a: a.name)

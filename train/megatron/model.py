@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from accel.memory.deep_ep import install_deep_ep_guard
 from samples.errors import InputError
 from samples.model_files import check_sizes
 from train.config.run import RunConfig
@@ -89,6 +90,12 @@ def transformer_config(hf_config: Any, config: RunConfig) -> TransformerConfig:
     )
 
 
+def dispatches_with_deep_ep(config: TransformerConfig) -> bool:
+    """Whether a mixture of experts sends its tokens through DeepEP, which then makes buffers in the first forward."""
+    by_name = config.moe_token_dispatcher_type == "flex" and config.moe_flex_dispatcher_backend == "deepep"
+    return config.num_moe_experts is not None and by_name
+
+
 def build_model(hf_config: Any, config: RunConfig) -> GPTModel:
     """This rank's part of the model, for the current ``parallel_state``; its weights are not set: load them.
 
@@ -102,6 +109,8 @@ def build_model(hf_config: Any, config: RunConfig) -> GPTModel:
     check_layout(hf_config, config.parallel)
     family = family_of(hf_config)
     megatron_config = transformer_config(hf_config, config)
+    if dispatches_with_deep_ep(megatron_config):
+        install_deep_ep_guard()
     vocab_size = padded_vocab_size(hf_config, config.parallel.tensor_model_parallel_size)
     model = GPTModel(
         config=megatron_config,
