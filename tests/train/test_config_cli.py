@@ -210,7 +210,7 @@ def test_what_the_slime_table_offers_instead_exists():
         ("--wandb-tags", "Weights & Biases"),
         ("--rollout-external-engine-addrs", "does not start itself"),
         ("--sglang-mem-fraction-static", "SGLang server settings"),
-        ("--use-stateless-adam", "optimizer"),
+        ("--optimizer-cpu-offload", "optimizer"),
         ("--num-layers", "config.json"),
         ("--rollout-seed", "--seed"),
         ("--moe-router-topk", "mixture-of-experts"),

@@ -76,7 +76,7 @@ class Manifest(BaseModel):
     step: int = Field(ge=0)
     run_id: str
     written: str
-    optimizer: Literal["adamw"] = "adamw"
+    optimizer: Literal["adamw", "stateless-adam"] = "adamw"  # the latter saves no moments
     learning_rate: float
     model: ModelFacts
     config: dict[str, Any]

@@ -13,7 +13,7 @@ from train.checkpoint.directory import CheckpointDirectory
 from train.checkpoint.finding import default_save_directory, find_checkpoint
 from train.checkpoint.manifest import Checkpoint
 from train.checkpoint.metrics_file import rewind_metrics
-from train.checkpoint.settings import check_seed, check_steps_left, setting_notes
+from train.checkpoint.settings import check_optimizer, check_seed, check_steps_left, setting_notes
 from train.config.run import RunConfig
 
 
@@ -37,6 +37,7 @@ def resumed_checkpoint(config: RunConfig) -> Checkpoint | None:
     resume = find_checkpoint(load, save_directory(config, None if output_dir is None else Path(output_dir)))
     if resume is not None:
         check_seed(resume, config.job.seed)
+        check_optimizer(resume, config.optimizer.optimizer)
         check_steps_left(resume, config.job.num_rollout)
     return resume
 

@@ -105,6 +105,7 @@ class CheckpointSaver:
             step=step,
             run_id=self._identity.run_id,
             written=time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+            optimizer="adamw" if config.optimizer.optimizer == "adam" else "stateless-adam",
             learning_rate=learning_rate(step, config.optimizer, config.job.num_rollout),
             model=self._identity.model,
             config=redacted(config.model_dump(mode="json")),  # a checkpoint is passed on to others

@@ -27,6 +27,15 @@ def check_seed(checkpoint: Checkpoint, seed: int) -> None:
         )
 
 
+def check_optimizer(checkpoint: Checkpoint, optimizer: str) -> None:
+    """Refuse to go on with Adam where no moments were saved; what they would be begun with is nobody's wish."""
+    if optimizer == "adam" and checkpoint.manifest.optimizer == "stateless-adam":
+        raise InputError(
+            f"--optimizer adam: {checkpoint.directory} is of a run with --optimizer stateless-adam and holds no "
+            "moments; resume with --optimizer stateless-adam, or start anew from its weights with --hf-checkpoint"
+        )
+
+
 def check_steps_left(checkpoint: Checkpoint, num_rollout: int) -> None:
     """Refuse a checkpoint of the last of ``num_rollout`` steps, or of a later one."""
     if checkpoint.step + 1 >= num_rollout:

@@ -1,4 +1,4 @@
-"""The trainer's half of a checkpoint: fp32 weights and both moments under Hugging Face names.
+"""The trainer's half of a checkpoint: fp32 weights, and moments if there are any, under Hugging Face names.
 
 Moments go through the weight table like the weights: its transforms only cut and join, so they hold for anything that
 has one value an element. A checkpoint therefore knows no layout: any number of ranks, cut in any way, can load it.
@@ -52,7 +52,8 @@ def save_trainer_state(
     parameters = trained_parameters(model)
     files: dict[str, FileFacts] = {}
     failure: OSError | None = None
-    for kind, stem in STEMS.items():
+    for kind in state.kinds:
+        stem = STEMS[kind]
 
         def value(weight: BoundWeight, kind: Kind = kind) -> torch.Tensor:
             return state.gather(parameters[weight.placed.megatron], kind)
@@ -89,8 +90,8 @@ def load_optimizer_state(
     rank = parallel_state.get_tensor_model_parallel_rank()
     parameters = trained_parameters(model)
     state.begin_loading(optimizer_steps)
-    for kind, stem in STEMS.items():
-        with HfCheckpoint(directory, "--load", stem) as checkpoint:
+    for kind in state.kinds:
+        with HfCheckpoint(directory, "--load", STEMS[kind]) as checkpoint:
             check_names(checkpoint, family, hf_config)
             for weight in bind(model, family, hf_config):
                 parameter = parameters[weight.placed.megatron]

@@ -108,6 +108,11 @@ class AlgorithmConfig(Section):
 class OptimizerSection(Section):
     """Optimizer"""
 
+    optimizer: Literal["adam", "stateless-adam"] = Field(
+        "adam",
+        description="adam: AdamW with fp32 moments; stateless-adam: AdamW made anew before every step, which keeps and "
+        "saves no moments (--use-stateless-adam)",
+    )
     lr: float = Field(1e-6, gt=0, allow_inf_nan=False, description="peak learning rate")
     min_lr: float = Field(0.0, ge=0, allow_inf_nan=False, description="learning rate at the end of the decay")
     lr_decay_style: Literal["constant", "linear", "cosine"] = Field("constant", description="shape of the decay")

@@ -10,6 +10,7 @@ from __future__ import annotations
 ALIASES: dict[str, tuple[str, object]] = {
     "disable-grpo-std-normalization": ("grpo_std_normalization", False),
     "calculate-per-token-loss": ("loss_aggregation", "token-mean"),
+    "use-stateless-adam": ("optimizer", "stateless-adam"),
 }
 
 _USE = {  # slime's option: what to give instead
@@ -23,7 +24,6 @@ _USE = {  # slime's option: what to give instead
     "num-gpus-per-node": "--actor-num-gpus-per-node and --rollout-num-gpus",
     "distributed-backend": "--accelerator; its backend follows from it",
     "use-distributed-optimizer": "leave it out: the optimizer is always distributed over the data-parallel ranks",
-    "optimizer": "leave it out: the optimizer is Adam",
     "use-rollout-entropy": "leave it out: the entropy is always in the metrics",
     "get-mismatch-metrics": "leave it out: train/train_rollout_logprob_abs_diff is always in the metrics",
     "disable-rewards-normalization": "--no-grpo-std-normalization: no division; the mean is always subtracted",
@@ -119,9 +119,8 @@ _LATER = {  # what this version does not do yet: its options
         only-train-params-name-list freeze-params-name-list custom-model-provider-path custom-megatron-init-path
         custom-megatron-before-log-prob-hook-path custom-megatron-before-train-step-hook-path
     """,
-    "optimizer but Adam, and no state of it but in the trainer": """
-        use-stateless-adam optimizer-cpu-offload use-precision-aware-optimizer overlap-cpu-optimizer-d2h-h2d
-        reset-optimizer-states
+    "state of the optimizer but in the trainer, in fp32": """
+        optimizer-cpu-offload use-precision-aware-optimizer overlap-cpu-optimizer-d2h-h2d reset-optimizer-states
     """,
     "reference model that changes": """
         ref-update-interval

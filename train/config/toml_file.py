@@ -80,7 +80,7 @@ def _entries(
             meant = nearest(key, sections())
             hint = f"did you mean [{meant}]?" if meant else "the tables are " + ", ".join(f"[{s}]" for s in sections())
             problems.append(f"{path}: [{key}] is no table of settings; {hint}")
-        elif key in sections():
+        elif key in sections() and key not in flags():
             problems.append(
                 f"{_where(path, text, key)}: is a table of settings: write [{key}] and the settings below it"
             )

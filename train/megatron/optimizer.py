@@ -10,6 +10,7 @@ import torch
 from samples.errors import RunError
 from train.config.run import RunConfig
 from train.megatron.optimizer_state import ParameterState
+from train.optim import StatelessAdam
 
 if TYPE_CHECKING:
     from megatron.core.distributed import DistributedDataParallel
@@ -22,7 +23,8 @@ class NonFiniteGradientError(RunError):
 
 class PolicyOptimizer:
     """AdamW over a model whose weights are loaded: master weights, gradients and moments in fp32, sharded over the
-    data-parallel ranks. Norms and biases (parameters of one dimension) take no weight decay, as Megatron has it."""
+    data-parallel ranks; with ``--optimizer stateless-adam`` there are no moments. Norms and biases (parameters of one
+    dimension) take no weight decay, as Megatron has it."""
 
     def __init__(self, model: GPTModel, config: RunConfig) -> None:
         from megatron.core.distributed import (
@@ -62,7 +64,10 @@ class PolicyOptimizer:
         )
         for group in self._optimizer.param_groups:
             group["weight_decay"] = adam.weight_decay * group["wd_mult"]
-        self._use_fused_kernel()
+        if adam.optimizer == "stateless-adam":
+            self._keep_no_moments()
+        else:
+            self._use_fused_kernel()
 
     def zero_grad(self) -> None:
         self.model.zero_grad_buffer()
@@ -102,6 +107,24 @@ class PolicyOptimizer:
         return (
             self._optimizer.chained_optimizers if isinstance(self._optimizer, ChainedOptimizer) else [self._optimizer]
         )
+
+    def _keep_no_moments(self) -> None:
+        """Put StatelessAdam where Megatron made its Adam, over the same groups; no step was taken, so no state is lost.
+
+        Megatron reads the groups (learning rate, decay, its own marks) and calls ``step``; the moments of its Adam it
+        asks for in checkpoints of its own only, and those here are ``train.checkpoint``'s.
+        """
+        for optimizer in self._chained():
+            if optimizer.is_stub_optimizer:
+                continue
+            groups = optimizer.optimizer.param_groups
+            # The groups hold views of the gradient buffers, which a constructor refuses, so they are put in afterwards.
+            stateless = StatelessAdam([torch.nn.Parameter(torch.zeros(()))])
+            stateless.param_groups = groups
+            for group in groups:
+                for name, value in stateless.defaults.items():
+                    group.setdefault(name, value)
+            optimizer.optimizer = stateless
 
     def _use_fused_kernel(self) -> None:
         """Let torch's AdamW use its one-kernel step where the device has it: Megatron leaves it at a loop in Python."""

@@ -11,15 +11,22 @@ from typing import Any, Literal
 import torch
 import torch.distributed as dist
 
+from train.optim import StatelessAdam
+
 Kind = Literal["param", "exp_avg", "exp_avg_sq"]
 """fp32 (master) weights, first and second moments."""
 
 
 class ParameterState:
-    """State of every parameter in this rank's part of the model; ``optimizers`` are Megatron's distributed ones."""
+    """State of every parameter in this rank's part of the model; ``optimizers`` are Megatron's distributed ones.
+
+    ``kinds`` is what there is of each parameter: no moments where the optimizer keeps none.
+    """
 
     def __init__(self, optimizers: list[Any]) -> None:
         self._optimizers = [optimizer for optimizer in optimizers if not optimizer.is_stub_optimizer]
+        stateless = all(isinstance(optimizer.optimizer, StatelessAdam) for optimizer in self._optimizers)
+        self.kinds: tuple[Kind, ...] = ("param",) if stateless else ("param", "exp_avg", "exp_avg_sq")
         self._of = {
             parameter: optimizer
             for optimizer in self._optimizers
@@ -69,10 +76,11 @@ class ParameterState:
     def begin_loading(self, steps: int) -> None:
         """Let every optimizer make its state as if it had taken ``steps``; weights and moments are to be set then."""
         for optimizer in self._optimizers:
-            optimizer._init_optimizer_states_with_dummy_values()
             adam = optimizer.optimizer
+            if not isinstance(adam, StatelessAdam):
+                optimizer._init_optimizer_states_with_dummy_values()
             for group in adam.param_groups:
-                if "step" in group:  # Apex and TransformerEngine count by group, torch by parameter
+                if "step" in group:  # Apex, TransformerEngine and StatelessAdam count by group, torch by parameter
                     group["step"] = steps
             for state in adam.state.values():
                 if "step" in state:

@@ -50,6 +50,9 @@ def _idle(config: RunConfig) -> Iterator[_Idle]:
         why = "there is no KL loss to estimate; give --kl-loss-coef above 0 too"
         yield _Idle(("kl_loss_type",), ("kl_loss_coef",), why)
     optimizer = config.optimizer
+    if optimizer.optimizer == "stateless-adam":
+        why = "--optimizer stateless-adam keeps no moments, so nothing decays; leave it out"
+        yield _Idle(("adam_beta1", "adam_beta2"), ("optimizer",), why)
     if optimizer.lr_decay_style == "constant":
         why = "--lr-decay-style constant never decays; give linear or cosine, or leave it out"
         decay = optimizer.lr_decay_iters
