@@ -25,6 +25,7 @@ from train.replay.role import ReplayRole
 
 if TYPE_CHECKING:
     from train.batch import TrainBatch
+    from train.profiling import ProfilePlan
     from train.weight_sync.buckets import FlatBucket
 
 _PLACEMENT_TIMEOUT = 60.0
@@ -35,14 +36,16 @@ _PLAIN = (InputError, AcceleratorError, RunError)  # errors whose words are for 
 class RolloutActor:
     """The rollout role in a process of its own."""
 
-    def __init__(self, config: RunConfig, accelerator_spec: str, resume: Checkpoint | None) -> None:
+    def __init__(
+        self, config: RunConfig, accelerator_spec: str, resume: Checkpoint | None, profile: ProfilePlan | None
+    ) -> None:
         gc.disable()  # until the role has started: train.collection
         from train.devices import worker_accelerator
         from train.roles import RolloutRole
 
         self._failure: Exception | None = None
         try:
-            self._role = RolloutRole(config, worker_accelerator(config, accelerator_spec), resume)
+            self._role = RolloutRole(config, worker_accelerator(config, accelerator_spec), resume, profile)
         except _PLAIN as error:
             self._failure = error  # of what a constructor raises Ray keeps the text alone: `start` raises it
 
@@ -73,7 +76,13 @@ class TrainerActor:
     """One trainer rank in a process of its own."""
 
     def __init__(
-        self, config: RunConfig, accelerator_spec: str, rank: int, store_path: str | None, resume: Checkpoint | None
+        self,
+        config: RunConfig,
+        accelerator_spec: str,
+        rank: int,
+        store_path: str | None,
+        resume: Checkpoint | None,
+        profile: ProfilePlan | None,
     ) -> None:
         gc.disable()  # until the role has started: train.collection
         from train.devices import worker_accelerator
@@ -83,7 +92,9 @@ class TrainerActor:
         self._failure: Exception | None = None
         try:
             accelerator = worker_accelerator(config, accelerator_spec)
-            self._role = TrainerRole(config, accelerator, rank=rank, store_path=store_path, resume=resume)
+            self._role = TrainerRole(
+                config, accelerator, rank=rank, store_path=store_path, resume=resume, profile=profile
+            )
         except _PLAIN as error:
             self._failure = error  # of what a constructor raises Ray keeps the text alone: `ready` raises it
 
@@ -124,6 +135,7 @@ class RayRuntime:
         progress: Progress,
         run_dir: Path,
         resume: Checkpoint | None = None,
+        profile: ProfilePlan | None = None,
     ) -> None:
         self._config = config
         self._accelerator = accelerator
@@ -135,6 +147,7 @@ class RayRuntime:
         self._group: Any = None
         self._leases: RayDeviceLeases | None = None
         self._resume = resume
+        self._profile = profile
         self._version = -1 if resume is None else resume.manifest.state.weight_version - 1
         self._local_ray = LocalRay()
         self._ray_imported = False
@@ -313,7 +326,7 @@ class RayRuntime:
         for rank in range(world):
             options = ray_request(self._accelerator, 1) | self._actor_options(job.trainer_threads, bundle=rank)
             actor = ray.remote(TrainerActor).options(**options)
-            self._trainers.append(actor.remote(self._config, spec, rank, store, self._resume))
+            self._trainers.append(actor.remote(self._config, spec, rank, store, self._resume, self._profile))
         if self._config.debug.replays:
             self._replay = ReplayRole(self._config)
             return
@@ -321,7 +334,8 @@ class RayRuntime:
         options |= self._actor_options(
             job.rollout_threads, bundle=world if rollout_devices else 0, devices=rollout_devices
         )
-        self._rollout = ray.remote(RolloutActor).options(**options).remote(self._config, spec, self._resume)
+        rollout = ray.remote(RolloutActor).options(**options)
+        self._rollout = rollout.remote(self._config, spec, self._resume, self._profile)
 
     def _actor_options(self, threads: int, *, bundle: int, devices: int = 1) -> dict[str, Any]:
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy

@@ -12,6 +12,7 @@ from observability import Progress
 from train.checkpoint.manifest import Checkpoint, RunState
 from train.config.run import RunConfig
 from train.loop import StepOutput
+from train.profiling import ProfilePlan
 from train.replay.role import ReplayRole
 from train.roles import RolloutRole, TrainerRole
 
@@ -20,7 +21,12 @@ class InlineRuntime:
     """Both roles in one process; decoding has its own thread, training runs on the caller's."""
 
     def __init__(
-        self, config: RunConfig, accelerator: Accelerator, progress: Progress, resume: Checkpoint | None = None
+        self,
+        config: RunConfig,
+        accelerator: Accelerator,
+        progress: Progress,
+        resume: Checkpoint | None = None,
+        profile: ProfilePlan | None = None,
     ) -> None:
         self._config = config
         self._accelerator = accelerator
@@ -28,6 +34,7 @@ class InlineRuntime:
         self._rollout: RolloutRole | ReplayRole | None = None
         self._trainer: TrainerRole | None = None
         self._resume = resume
+        self._profile = profile
         self._version = -1 if resume is None else resume.manifest.state.weight_version - 1
 
     def start(self) -> None:
@@ -35,12 +42,19 @@ class InlineRuntime:
         assert trainer_threads is not None
         if self._config.trainer_ranks:
             self._progress.phase("starting the trainer")
-            self._trainer = TrainerRole(self._config, self._accelerator, rank=0, store_path=None, resume=self._resume)
+            self._trainer = TrainerRole(
+                self._config,
+                self._accelerator,
+                rank=0,
+                store_path=None,
+                resume=self._resume,
+                profile=self._profile,
+            )
         if self._config.debug.replays:
             self._rollout = ReplayRole(self._config)
         else:
             self._progress.phase("starting the rollout engine")
-            self._rollout = RolloutRole(self._config, self._accelerator, self._resume)
+            self._rollout = RolloutRole(self._config, self._accelerator, self._resume, self._profile)
             self._rollout.start()
             torch.set_num_threads(trainer_threads)  # the rollout worker set its own for this process
         self._hand_over()

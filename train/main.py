@@ -83,6 +83,8 @@ def train(config: RunConfig) -> int:
                     runtime.save_hf(Path(config.output.save_hf))
         finally:
             runtime.close()
+    for line in prepared.profile.summary() if prepared.profile is not None else ():
+        print(line)
     print(summary_line(history, prepared.run_dir, interrupted=stop.requested), flush=True)
     if saver is not None and saver.failed:
         return 1
@@ -107,10 +109,12 @@ def make_runtime(prepared: PreparedRun, progress: Progress) -> Runtime:
     if prepared.config.job.launcher == "inline":
         from train.inline import InlineRuntime
 
-        return InlineRuntime(prepared.config, prepared.accelerator, progress, prepared.resume)
+        return InlineRuntime(prepared.config, prepared.accelerator, progress, prepared.resume, prepared.profile)
     from train.cluster import RayRuntime
 
-    return RayRuntime(prepared.config, prepared.accelerator, progress, prepared.run_dir, prepared.resume)
+    return RayRuntime(
+        prepared.config, prepared.accelerator, progress, prepared.run_dir, prepared.resume, prepared.profile
+    )
 
 
 def make_saver(prepared: PreparedRun, runtime: Runtime, progress: Progress) -> CheckpointSaver | None:

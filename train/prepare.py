@@ -31,6 +31,7 @@ from train.config.run import RunConfig
 from train.config.sections import Section
 from train.devices import selected_accelerator
 from train.model_preflight import check_served_model, check_trained_model
+from train.profiling import ProfilePlan, profile_plan
 from train.run_directory import EXAMPLE, RunDirectory, new_name
 
 
@@ -47,6 +48,7 @@ class PreparedRun:
     model: ModelFacts
     save_directory: Path | None  # where checkpoints go, if there are to be any
     resume: Checkpoint | None  # what the run goes on from
+    profile: ProfilePlan | None  # which steps leave traces
     directory: RunDirectory  # run_dir, held for this run until it is released
 
     @property
@@ -98,10 +100,15 @@ def _prepared(
     if resume is not None:
         check_steps_left(resume, num_rollout)
         check_files(resume)
+    profile = profile_plan(config, run_dir, 0 if resume is None else resume.step + 1, num_rollout)
+    if profile is not None:
+        profile.clear()
     facts |= resume_facts(resume, config)
     run_id = run_id_of(resume)
     facts["run_id"] = run_id
-    return PreparedRun(config, accelerator, run_dir, num_rollout, facts, run_id, model, saves_to, resume, directory)
+    return PreparedRun(
+        config, accelerator, run_dir, num_rollout, facts, run_id, model, saves_to, resume, profile, directory
+    )
 
 
 def is_example(config: RunConfig) -> bool:

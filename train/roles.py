@@ -16,6 +16,7 @@ from train.checkpoint.manifest import Checkpoint, RolloutState, TrainerState
 from train.collection import end_sparing, spare_from_collection
 from train.compiler_cache import keep_compiler_cache_private
 from train.config.run import RunConfig
+from train.profiling import ProfilePlan, Profiler
 from train.replay.recorder import RolloutRecorder
 from train.weight_sync.buckets import group_into_buckets
 
@@ -40,10 +41,17 @@ def rollout_settings(config: RunConfig) -> RolloutSettings:
 class RolloutRole:
     """Collects groups and turns them into a validated training batch."""
 
-    def __init__(self, config: RunConfig, accelerator: Accelerator, resume: Checkpoint | None = None) -> None:
+    def __init__(
+        self,
+        config: RunConfig,
+        accelerator: Accelerator,
+        resume: Checkpoint | None = None,
+        profile: ProfilePlan | None = None,
+    ) -> None:
         keep_compiler_cache_private()
         self._config = config
         self._resume = resume
+        self._profiler = Profiler(profile, accelerator, "rollout")
         without_trainer = config.debug.debug_rollout_only
         self._worker = RolloutWorker(rollout_settings(config), accelerator, load_weights=without_trainer)
         directory = config.debug.save_debug_rollout_data
@@ -59,7 +67,8 @@ class RolloutRole:
 
     def rollout(self, rollout_id: int) -> tuple[TrainBatch | None, dict[str, float], list[Transcript]]:
         """The batch of one rollout, its metrics and a few transcripts; no batch when nothing is left to train on."""
-        output = self._worker.collect(rollout_id)
+        with self._profiler.step(rollout_id):
+            output = self._worker.collect(rollout_id)
         if self._recorder is not None:
             self._recorder.record(output)
         batch = batch_from_groups(output.groups, self._config) if output.groups else None
@@ -92,6 +101,7 @@ class TrainerRole:
         rank: int,
         store_path: str | None,
         resume: Checkpoint | None = None,
+        profile: ProfilePlan | None = None,
     ) -> None:
         from train.megatron.bootstrap import prepare_megatron
 
@@ -111,10 +121,12 @@ class TrainerRole:
             hf_directory=Path(config.model.hf_checkpoint),
             resume=resume,
         )
+        self._profiler = Profiler(profile, accelerator, "train", rank)
         spare_from_collection()
 
     def train(self, batch: TrainBatch, rollout_id: int) -> dict[str, float]:
-        return self._trainer.train(batch, rollout_id)
+        with self._profiler.step(rollout_id):
+            return self._trainer.train(batch, rollout_id)
 
     def weight_buckets(self) -> Iterator[dict[str, torch.Tensor]]:
         """Whole tensors under Hugging Face names, in buckets; every rank has to draw them all (collective)."""

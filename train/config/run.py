@@ -5,6 +5,7 @@ from __future__ import annotations
 from rollout.config import EvalConfig, RewardConfig, RolloutConfig
 from samples.config import DataConfig
 from train.config.checkpoint import CheckpointConfig
+from train.config.profiling import ProfilingConfig
 from train.config.sections import (
     AlgorithmConfig,
     BatchConfig,
@@ -36,6 +37,7 @@ class RunConfig(Section):
     checkpoint: CheckpointConfig = CheckpointConfig()
     tracking: TrackingConfig = TrackingConfig()
     debug: DebugConfig = DebugConfig()
+    profiling: ProfilingConfig = ProfilingConfig()
 
     @property
     def model_replica_size(self) -> int:

@@ -66,6 +66,15 @@ _USE = {  # slime's option: what to give instead
     "use-cpu-initialization": "leave it out",
     "no-check-for-nan-in-loss-and-grad": "leave it out: a loss that is not finite always stops the run",
     "fp16": "--bf16",
+    "use-pytorch-profiler": "--profile",
+    "profile-target": "--profile-what",
+    "profile-step-start": "--profile-steps with the first and the last step, such as 3-5",
+    "profile-step-end": "--profile-steps with the first and the last step, such as 3-5",
+    "profile-ranks": "--profile: every rank leaves a trace",
+    "record-memory-history": "--profile, which keeps it on devices that have one",
+    "memory-recorder": "--profile, which keeps the history of allocations on devices that have one",
+    "memory-snapshot-dir": "--profile, whose files are in the run directory's profile/",
+    "memory-snapshot-num-steps": "--profile-steps",
 }
 
 _LATER = {  # what this version does not do yet: its options
@@ -135,10 +144,6 @@ _LATER = {  # what this version does not do yet: its options
     """,
     "overlap of communication with computation": """
         overlap-grad-reduce overlap-param-gather tp-comm-overlap update-weight-buffer-size use-distributed-post
-    """,
-    "profiles and memory records": """
-        profile-target memory-recorder memory-snapshot-dir memory-snapshot-num-steps record-memory-history
-        use-pytorch-profiler
     """,
     "batches that change their size": """
         use-dynamic-global-batch-size disable-rollout-trim-samples data-pad-size-multiplier rollout-task-type

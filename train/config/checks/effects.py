@@ -43,6 +43,9 @@ def _idle(config: RunConfig) -> Iterator[_Idle]:
     if not config.tracking.use_wandb:
         tracked = ("wandb_project", "wandb_team", "wandb_group", "wandb_name")
         yield _Idle(tracked, ("use_wandb",), "nothing is logged to Weights & Biases; give --use-wandb too")
+    if not config.profiling.profile:
+        why = "nothing is profiled; give --profile too"
+        yield _Idle(("profile_steps", "profile_what"), ("profile",), why)
     if config.output.output_dir is not None:
         why = "names the default output directory, and --output-dir is given; leave one out"
         yield _Idle(("run_name",), ("output_dir",), why)

@@ -13,6 +13,7 @@ from train.config.checks.effects import effect_problems
 from train.config.checks.evaluation import evaluation_problems
 from train.config.checks.learning import learning_rate_problems, reference_problems
 from train.config.checks.paths import model_and_prompt_problems, output_problems
+from train.config.checks.profiling import profiling_problems
 from train.config.checks.rollout import length_problems, reward_problems, sampling_problems
 from train.config.problems import raise_problems
 from train.config.run import RunConfig
@@ -32,6 +33,7 @@ CHECKS = (
     output_problems,
     saving_problems,
     debug_problems,
+    profiling_problems,
 )
 
 
