@@ -104,12 +104,36 @@ def adopt_from_environment(registry: Registry) -> Selection | None:
 
 
 def code_version(module: str) -> str:
-    """Version of the installed package that a module belongs to; for a loose module, a digest of its source."""
-    top = module.partition(".")[0]
-    packages = metadata.packages_distributions().get(top)
-    if packages:
-        return metadata.version(packages[0])
-    found = importlib.util.find_spec(module)
-    if found is None or found.origin is None or not Path(found.origin).is_file():
+    """What differs between two nodes whose copies of a module differ: its package's version, and a digest of its code.
+
+    The digest is of every ``.py`` file of the outermost package that the module is in, or of the module's own file. The
+    version alone would not do: a checkout and a folder that is shipped with the job have one that stays the same.
+    """
+    distributions = metadata.packages_distributions().get(module.partition(".")[0])
+    source = _source(module)
+    if source is None and not distributions:
         raise AcceleratorError(f"cannot tell the version of the module {module!r}: it has no source file")
-    return "src-" + hashlib.sha256(Path(found.origin).read_bytes()).hexdigest()[:12]
+    digest = "" if source is None else f"src-{_digest(source)}"
+    return "+".join(filter(None, (metadata.version(distributions[0]) if distributions else "", digest)))
+
+
+def _source(module: str) -> Path | None:
+    """The folder of the outermost package that a module is in, or its own file; None where it has no file."""
+    parts = module.split(".")
+    for end in range(1, len(parts) + 1):  # a namespace package has no file, and is shared by strangers
+        found = importlib.util.find_spec(".".join(parts[:end]))
+        origin = Path(found.origin) if found is not None and found.origin is not None else None
+        if origin is not None and origin.is_file():
+            return origin.parent if found is not None and found.submodule_search_locations is not None else origin
+    return None
+
+
+def _digest(source: Path) -> str:
+    """The same wherever the package lies: relative names and contents alone count."""
+    folder, files = (source, sorted(source.rglob("*.py"))) if source.is_dir() else (source.parent, [source])
+    digest = hashlib.sha256()
+    for file in files:
+        content = file.read_bytes()
+        digest.update(f"{file.relative_to(folder).as_posix()}\0{len(content)}\0".encode())
+        digest.update(content)
+    return digest.hexdigest()[:16]

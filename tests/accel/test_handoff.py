@@ -1,7 +1,9 @@
 """From driver to worker: a specification that a worker can import, and that it checks."""
 
+import importlib
 import sys
 import textwrap
+from importlib import metadata
 
 import pytest
 
@@ -51,6 +53,94 @@ def test_a_backend_shipped_with_the_job_is_pinned_by_its_source(shipped):
     shipped.write_text(shipped.read_text() + "# another version\n")
     with pytest.raises(AcceleratorError, match="install one on every node"):
         load_accelerator_spec(spec, registry_of())
+
+
+@pytest.fixture
+def two_nodes(tmp_path, monkeypatch):
+    """``use(node, files)`` writes files on one of two nodes, and they are from then on those that are found."""
+    paths = {"driver": tmp_path / "driver", "worker": tmp_path / "worker"}
+    before = list(sys.path)
+
+    def use(node, files):
+        for name, text in files.items():
+            path = paths[node] / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(textwrap.dedent(text))
+        monkeypatch.setattr(sys, "path", [str(paths[node]), *before])
+        importlib.invalidate_caches()
+        for name in [name for name in sys.modules if name.startswith("job_")]:
+            del sys.modules[name]
+
+    yield use
+    for name in [name for name in sys.modules if name.startswith("job_")]:
+        del sys.modules[name]
+
+
+def handed_over(register):
+    """The specification of a backend that ``register`` adds to the driver's registry."""
+    driver = registry_of()
+    register(driver)
+    return accelerator_spec(driver.select("shipped").accelerator, driver)
+
+
+def in_code(driver):
+    driver.register("shipped", importlib.import_module("job_backend").Shipped)
+
+
+def by_target(driver):
+    driver.select("job_backend:Shipped")
+
+
+WAYS = pytest.mark.parametrize("register", [in_code, by_target])
+
+
+@WAYS
+def test_equal_code_on_another_node_is_accepted_wherever_it_lies(two_nodes, register):
+    two_nodes("driver", {"job_backend.py": SOURCE})
+    spec = handed_over(register)
+    two_nodes("worker", {"job_backend.py": SOURCE})
+    assert load_accelerator_spec(spec, registry_of()).name == "shipped"
+
+
+@WAYS
+def test_other_code_on_another_node_is_found(two_nodes, register):
+    two_nodes("driver", {"job_backend.py": SOURCE})
+    spec = handed_over(register)
+    two_nodes("worker", {"job_backend.py": SOURCE + "        priority = 60\n"})
+    with pytest.raises(
+        AcceleratorError, match=r"the driver runs job_backend:Shipped at src-\w{16}, this worker has src-"
+    ):
+        load_accelerator_spec(spec, registry_of())
+
+
+def test_another_file_of_the_package_that_a_backend_is_in_is_found(two_nodes):
+    files = {"job_vendor/__init__.py": "", "job_vendor/backend.py": SOURCE, "job_vendor/kernels.py": "FAST = True\n"}
+    two_nodes("driver", files)
+    spec = handed_over(lambda driver: driver.select("job_vendor.backend:Shipped"))
+    two_nodes("worker", files)
+    assert load_accelerator_spec(spec, registry_of()).name == "shipped"
+    two_nodes("worker", files | {"job_vendor/kernels.py": "FAST = False\n"})
+    with pytest.raises(AcceleratorError, match="install one on every node"):
+        load_accelerator_spec(spec, registry_of())
+
+
+def test_an_installed_package_is_pinned_by_version_and_code():
+    """A checkout keeps its version whatever is edited in it."""
+    driver = registry_of()
+    spec = accelerator_spec(driver.select("cpu").accelerator, driver)
+    installed, _, digest = AcceleratorSpec.parse(spec).version.partition("+src-")
+    assert installed == metadata.version("accelrl")
+    assert len(digest) == 16
+    with pytest.raises(AcceleratorError, match="this worker has"):
+        load_accelerator_spec(spec.replace(digest, "0" * 16), registry_of())
+
+
+def test_a_backend_in_a_namespace_package_is_pinned_by_its_own_part(two_nodes):
+    files = {"job_space/vendor/__init__.py": "", "job_space/vendor/backend.py": SOURCE}
+    two_nodes("driver", files)
+    spec = handed_over(lambda driver: driver.select("job_space.vendor.backend:Shipped"))
+    two_nodes("worker", files | {"job_space/stranger.py": "OTHER = 1\n"})
+    assert load_accelerator_spec(spec, registry_of()).name == "shipped"
 
 
 def test_a_factory_that_no_worker_can_import_is_refused_by_the_driver():

@@ -20,7 +20,7 @@ CPU = CpuAccelerator()
     [
         ("10.0.0.1", 29500, "tcp://10.0.0.1:29500"),
         ("node-1", 1, "tcp://node-1:1"),
-        ("fe80::1", 29500, "tcp://[fe80::1]:29500"),  # slime 2199, 2151
+        pytest.param("fe80::1", 29500, "tcp://[fe80::1]:29500", id="slime 2199, slime 2151: IPv6 without brackets"),
         ("[::1]", 29500, "tcp://[::1]:29500"),
     ],
 )

@@ -14,11 +14,11 @@ CUDA, MUSA = CudaAccelerator(), MusaAccelerator()
 
 # (variable's value, what was handed out, local index)
 RESOLVED = [
-    ("4,5,6,7", 6, 2),  # slime 111, 1326: the list does not start at 0
-    ("4-7", 5, 1),  # verl 7507: a range, with Ray's own isolation off
+    pytest.param("4,5,6,7", 6, 2, id="slime 111, slime 1326: the list does not start at 0"),
+    pytest.param("4-7", 5, 1, id="verl 7507: a range, with Ray's own isolation off"),
     ("4-7", 5.0, 1),
-    ("GPU-5b1e-07, GPU-77aa-12", "GPU-77aa-12", 1),  # vllm 41848, 13815
-    ("MIG-0b45-1,MIG-0b45-2", "MIG-0b45-2", 1),
+    pytest.param("GPU-5b1e-07, GPU-77aa-12", "GPU-77aa-12", 1, id="vllm 41848: UUIDs of cards"),
+    pytest.param("MIG-0b45-1,MIG-0b45-2", "MIG-0b45-2", 1, id="vllm 13815: UUIDs of parts of cards"),
     ("GPU-5b1e-07,GPU-77aa-12", 1, 1),  # a number against UUIDs is a local index
     ("0,1,2,3", "0.0", 0),
     ("0,1,2,3", 2.0, 2),

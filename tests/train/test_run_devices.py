@@ -11,9 +11,10 @@ import pytest
 import accel.registry
 from accel import AcceleratorError, Capabilities
 from accel.backends.cpu import CpuAccelerator
-from tests.accel.fake_backends import fake, registry_of
+from tests.accel.fake_backends import BlindToItsMask, fake, registry_of
 from train.config.run import RunConfig
 from train.devices import selected_accelerator
+from train.prepare import check_devices
 
 SHIPPED = """
     from accel.backends.cpu import CpuAccelerator
@@ -83,6 +84,14 @@ def test_a_backend_in_the_users_folder_is_selected_by_its_target(registered, tmp
         sys.modules.pop("shipped_in_process", None)
 
 
+def test_a_job_of_more_devices_than_are_visible_is_refused_with_the_variable_and_both_numbers(monkeypatch):
+    """slime 10."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
+    eight = RunConfig(job={"accelerator": "counted", "actor_num_gpus_per_node": 8, "launcher": "ray"})
+    with pytest.raises(AcceleratorError, match=r"needs 9 counted device.*but 1 are there \(CUDA_VISIBLE_DEVICES=3\)"):
+        check_devices(eight, BlindToItsMask())
+
+
 BROKEN_IN_WORKERS = """
     import os
     from accel.backends.cpu import CpuAccelerator
@@ -105,12 +114,28 @@ def test_what_goes_wrong_as_a_worker_starts_is_said_in_its_own_words(tmp_path):
     assert "Traceback" not in done.stderr
 
 
+IN_CODE = """
+    import sys
+    sys.path.append(sys.argv[sys.argv.index("--user-code-dir") + 1])
+    from accel import register_accelerator
+    from shipped_backend import Shipped
+    from train.main import main
+    register_accelerator("shipped", Shipped)
+    sys.exit(main())
+"""
+
+
 @pytest.mark.slow
-def test_a_backend_shipped_with_the_job_trains_under_ray(tmp_path):
+@pytest.mark.parametrize("way", ["by its target", "in code"])
+def test_a_backend_shipped_with_the_job_trains_under_ray(tmp_path, way):
     code = tmp_path / "code"
     code.mkdir()
     (code / "shipped_backend.py").write_text(textwrap.dedent(SHIPPED))
-    command = [str(Path(sys.executable).with_name("accelrl")), "train", "--accelerator", "shipped_backend:Shipped"]
+    (tmp_path / "start.py").write_text(textwrap.dedent(IN_CODE))
+    if way == "in code":
+        command = [sys.executable, str(tmp_path / "start.py"), "--accelerator", "shipped"]
+    else:
+        command = [str(Path(sys.executable).with_name("accelrl")), "train", "--accelerator", "shipped_backend:Shipped"]
     command += ["--user-code-dir", str(code), "--launcher", "ray", "--num-rollout", "1"]
     done = subprocess.run(
         [*command, "--output-dir", str(tmp_path / "run")], capture_output=True, text=True, timeout=400, cwd=tmp_path

@@ -19,6 +19,7 @@ def test_the_weight_update_backend_carries_weights(accelerator: Accelerator, ran
 
 
 def test_fifty_lives_leave_nothing_behind(ranks: RankPool) -> None:
+    """Megatron-LM 6897: the registries of groups grew with every life."""
     for early, late in ranks.run(programs.recreate, CYCLES, group=False):
         grown = {name: (early[name], late[name]) for name in early if late[name] > early[name]}
         assert not grown, f"grew between cycle 2 and {CYCLES}: {grown}"
