@@ -25,15 +25,23 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="accelrl accel", description="The accelerators of this machine.")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
-    listing = commands.add_parser("list", help="every registered accelerator and whether it is usable")
+    listing = commands.add_parser(
+        "list", allow_abbrev=False, help="every registered accelerator and whether it is usable"
+    )
     listing.add_argument("--json", action="store_true", help="print JSON")
     listing.set_defaults(run=_list)
 
-    doctor = commands.add_parser("doctor", help="devices, versions, settings and contradictions, with fixes")
+    doctor = commands.add_parser(
+        "doctor", allow_abbrev=False, help="devices, versions, settings and contradictions, with fixes"
+    )
     doctor.set_defaults(run=_doctor)
-    conformance = commands.add_parser("conformance", help="prove a backend: run the suite against a live device")
-    conformance.add_argument("--world-size", type=int, default=2, metavar="N", help="ranks (default: 2)")
-    conformance.add_argument("--subject", action="append", metavar="NAME", help="only these checks; repeatable")
+    conformance = commands.add_parser(
+        "conformance", allow_abbrev=False, help="prove a backend: run the suite against a live device"
+    )
+    conformance.add_argument("--world-size", type=_ranks, default=2, metavar="N", help="ranks (default: 2)")
+    conformance.add_argument(
+        "--subject", type=_subject, action="append", metavar="NAME", help="only these checks; repeatable"
+    )
     conformance.set_defaults(run=_conformance)
     emulation = commands.add_parser("emulation", help="the emulated MUSA device: compile it ahead of its first use")
     emulation.add_argument("action", choices=["build"], help="build: compile it into the user's cache")
@@ -43,6 +51,23 @@ def _parser() -> argparse.ArgumentParser:
         command.add_argument("--emulate", action="store_true", help="its emulation in host memory, where it has one")
         command.add_argument("--json", action="store_true", help="print JSON")
     return parser
+
+
+def _ranks(text: str) -> int:
+    from accel.conformance.runner import MOST_RANKS
+
+    number = int(text) if text.isascii() and text.isdecimal() and len(text) < 6 else 0
+    if not 1 <= number <= MOST_RANKS:
+        raise argparse.ArgumentTypeError(f"{text}: give the number of ranks, 1 to {MOST_RANKS}")
+    return number
+
+
+def _subject(text: str) -> str:
+    from accel.conformance.runner import subject_names
+
+    if text not in subject_names():
+        raise argparse.ArgumentTypeError(f"no subject is named {text!r}: choose among {', '.join(subject_names())}")
+    return text
 
 
 def _list(options: argparse.Namespace) -> int:

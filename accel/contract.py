@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
+from types import MappingProxyType, ModuleType
 from typing import Any, ClassVar
 
 import torch
@@ -29,6 +29,7 @@ class Capabilities:
     bf16: bool = False
     fp16: bool = False
     amp: bool = False
+    deterministic: bool = False  # kernels that give the same bits every time, when asked for
     pinned_memory: bool = False
     memory_stats: bool = False  # allocated, reserved and peak bytes of the caching allocator
     memory_snapshot: bool = False  # history of allocations, written to a file
@@ -80,9 +81,11 @@ class Accelerator(ABC):
     # Facts with a default that suits most.
     torch_plugin: ClassVar[str | None] = None  # module that adds the device type to torch
     same_masks: ClassVar[tuple[str, ...]] = ()  # variables that must equal visible_devices_env if both are set
+    stand_in_mask: ClassVar[str | None] = None  # the runtime reads it where visible_devices_env is unset or empty
     lower_masks: ClassVar[tuple[str, ...]] = ()  # masks that renumber devices: never beside visible_devices_env
     socket_ifname_env: ClassVar[str | None] = None  # network interface of the collectives' library
     allocator_env: ClassVar[str | None] = None  # settings of the caching allocator
+    deterministic_env: ClassVar[Mapping[str, str]] = MappingProxyType({})  # what deterministic kernels also need
     profiler_activity: ClassVar[str | None] = None  # name in torch.profiler.ProfilerActivity
     sglang_platform: ClassVar[str | None] = None  # SGLANG_PLATFORM of rollout servers, for one outside SGLang's tree
     monitor_package: ClassVar[str | None] = None  # distribution that reads the cards' health ("nvidia-ml-py")
@@ -169,13 +172,33 @@ class Accelerator(ABC):
             env["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "0"  # torch would import any other vendor's installed plugin
         return env
 
+    def mask_variable(self, environ: Mapping[str, str] = os.environ) -> str | None:
+        """The visible-devices variable that counts here: the vendor's own, or the one that stands in for it."""
+        own, other = self.visible_devices_env, self.stand_in_mask
+        if own and other and not environ.get(own, "").strip() and environ.get(other, "").strip():
+            return other
+        return own
+
     def visible_devices(self) -> str | None:
-        """The value of the visible-devices variable, or None when it is unset or there is none."""
-        return os.environ.get(self.visible_devices_env) if self.visible_devices_env else None
+        """The value of that variable, or None when it is unset or there is none."""
+        variable = self.mask_variable()
+        return os.environ.get(variable) if variable else None
 
     def autocast(self, dtype: torch.dtype, *, enabled: bool = True) -> AbstractContextManager[Any]:
         """Mixed precision on this device."""
         return torch.autocast(self.device_type, dtype=dtype, enabled=enabled)
+
+    def use_deterministic_algorithms(self) -> None:
+        """From now on only kernels that give the same bits every time; an operator that has none raises by name.
+
+        For the life of the process, before its first kernel. Needs ``capabilities.deterministic``.
+        """
+        self.require("deterministic")
+        for variable, value in self.deterministic_env.items():
+            os.environ.setdefault(variable, value)
+        torch.use_deterministic_algorithms(True)
+        # Nothing of ours reads what it did not write.
+        torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
 
     def reset_peak_memory(self, index: int | None = None) -> None:  # noqa: B027 - nothing to reset by default
         """Start ``MemoryInfo.peak`` anew, where the allocator keeps one."""
@@ -226,5 +249,5 @@ class Accelerator(ABC):
         count = self.device_count()
         if 0 <= index < count:
             return index
-        mask = f" ({self.visible_devices_env}={self.visible_devices()})" if self.visible_devices_env else ""
+        mask = f" ({self.mask_variable()}={self.visible_devices()})" if self.visible_devices_env else ""
         raise AcceleratorError(f"{self.name} has no device {index}: this process sees {count}, 0 to {count - 1}{mask}")

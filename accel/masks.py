@@ -10,10 +10,11 @@ from dataclasses import dataclass
 from accel.contract import Accelerator
 from accel.errors import AcceleratorError
 
-UUID_LIKE = re.compile(r"[A-Za-z][\w:./-]*")
-_RANGE = re.compile(r"(\d+)\s*-\s*(\d+)")
+UUID_LIKE = re.compile(r"[A-Za-z][\w:./-]*", re.ASCII)
+_RANGE = re.compile(r"(\d+)\s*-\s*(\d+)", re.ASCII)
 MOST_DEVICES = 4096  # of one machine; a longer list is a slip, and must not fill the memory
 _LONGEST_NUMBER = 9  # digits
+_OTHERS_WORDS = ("all", "none", "void")  # of NVIDIA_VISIBLE_DEVICES, which container runtimes read and drivers do not
 _NOTHING = ("-1", "nodevfiles")  # how launchers say "no device": the list ends there, as it does for the drivers
 
 
@@ -72,19 +73,17 @@ class VisibleDevices:
 
 
 def mask_problems(accelerator: Accelerator, environ: Mapping[str, str] = os.environ) -> list[str]:
-    """Variables that contradict the backend's own, each in words with what to do. Empty values say nothing."""
-    own = accelerator.visible_devices_env
+    """Variables that contradict the backend's own, each in words with what to do. Empty ones of others say nothing."""
+    own = accelerator.mask_variable(environ)
     value = environ.get(own, "").strip() if own else ""
-    if not value:
-        return []
     problems = []
-    for other in accelerator.lower_masks:
+    for other in accelerator.lower_masks if value else ():
         if environ.get(other, "").strip():
             problems.append(
                 f"{own}={value} and {other}={environ[other]} are both set, one numbering on top of another: unset "
                 f"{other}"
             )
-    for other in accelerator.same_masks:
+    for other in accelerator.same_masks if own is not None and own in environ else ():
         there = environ.get(other, "").strip()
         if there and VisibleDevices.parse(other, there).ids != VisibleDevices.parse(own, value).ids:
             problems.append(f"{own}={value} and {other}={there} contradict each other: unset {other}")
@@ -101,9 +100,9 @@ def _expand(token: str, variable: str | None, value: str) -> list[str]:
             )
         if first <= last:
             return [str(number) for number in range(first, last + 1)]
-    elif token.isdecimal() and len(token) <= _LONGEST_NUMBER:
+    elif token.isascii() and token.isdecimal() and len(token) <= _LONGEST_NUMBER:
         return [str(int(token))]
-    elif UUID_LIKE.fullmatch(token):
+    elif UUID_LIKE.fullmatch(token) and token.lower() not in _OTHERS_WORDS:
         return [token]
     raise AcceleratorError(
         f"{variable}={value!r}: {token!r} is no device id. List numbers, ranges (4-7) or UUIDs, by commas"

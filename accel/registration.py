@@ -8,6 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from accel.contract import Accelerator, Capabilities
 from accel.errors import AcceleratorError
 
@@ -79,6 +81,9 @@ def fact_problems(backend: Accelerator | type[Accelerator]) -> list[str]:
             problems.append(f"does not declare {fact}")
         elif not (optional and value is None) and not (isinstance(value, str) and value.strip()):
             problems.append(f"declares {fact} = {value!r}, expected a text{' or None' if optional else ''}")
+    activity, known = backend.profiler_activity, torch.profiler.ProfilerActivity.__members__
+    if activity is not None and activity not in known:
+        problems.append(f"declares profiler_activity = {activity!r}, expected None or one of {', '.join(known)}")
     capabilities = getattr(backend, "capabilities", _ABSENT)
     if capabilities is _ABSENT:
         problems.append("does not declare capabilities")

@@ -20,7 +20,7 @@ _WHOLE = re.compile(r"\d+(\.0*)?")
 def visible_devices(accelerator: Accelerator | str | None = None) -> VisibleDevices:
     """The list of the selected backend, of a given one, or of a named one (whose hardware is not touched)."""
     backend = _backend(accelerator)
-    return VisibleDevices.parse(backend.visible_devices_env, backend.visible_devices())
+    return VisibleDevices.parse(backend.mask_variable(), backend.visible_devices())
 
 
 def resolve_visible_device_id(physical: int | float | str, accelerator: Accelerator | str | None = None) -> int:

@@ -27,6 +27,11 @@ def selected_accelerator(config: RunConfig) -> Accelerator:
             f"--bf16: the accelerator {accelerator.name!r} has no bf16 (its capabilities say so): leave --bf16 out to "
             "train in fp32, or choose another accelerator"
         )
+    if config.job.deterministic and not accelerator.capabilities.deterministic:
+        raise AcceleratorError(
+            f"--deterministic: the accelerator {accelerator.name!r} does not say that it can (its capabilities): leave "
+            "--deterministic out, or choose another accelerator"
+        )
     if config.job.launcher == "ray":
         from accel import accelerator_spec
         from accel.placement.requests import needs_device_lease

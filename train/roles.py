@@ -11,7 +11,7 @@ from accel.contract import Accelerator
 from observability.transcripts import Transcript, pick_transcripts
 from rollout.worker import RolloutSettings, RolloutWorker
 from train.batch import TrainBatch, batch_from_groups
-from train.checkpoint.generators import generator_states, restore_generators
+from train.checkpoint.generators import generator_states, restore_generators, seed_generators
 from train.checkpoint.manifest import Checkpoint, RolloutState, TrainerState
 from train.collection import end_sparing, spare_from_collection
 from train.compiler_cache import keep_compiler_cache_private
@@ -50,8 +50,11 @@ class RolloutRole:
     ) -> None:
         keep_compiler_cache_private()
         self._config = config
+        self._accelerator = accelerator
         self._resume = resume
         self._profiler = Profiler(profile, accelerator, "rollout")
+        if config.job.deterministic:
+            accelerator.use_deterministic_algorithms()
         without_trainer = config.debug.debug_rollout_only
         self._worker = RolloutWorker(rollout_settings(config), accelerator, load_weights=without_trainer)
         directory = config.debug.save_debug_rollout_data
@@ -59,10 +62,11 @@ class RolloutRole:
 
     def start(self) -> None:
         self._worker.start()
+        seed_generators(self._config.job.seed, self._accelerator)
         if self._resume is not None:
             state = self._resume.manifest.state.rollout
             self._worker.load_source_state(state.source)
-            restore_generators(state.generators)
+            restore_generators(state.generators, self._accelerator)
         spare_from_collection()
 
     def rollout(self, rollout_id: int) -> tuple[TrainBatch | None, dict[str, float], list[Transcript]]:
@@ -80,7 +84,7 @@ class RolloutRole:
 
     def state(self) -> RolloutState:
         """Where this role stands between two rollouts, for a checkpoint."""
-        return RolloutState(source=self._worker.source_state(), generators=generator_states())
+        return RolloutState(source=self._worker.source_state(), generators=generator_states(self._accelerator))
 
     def update_weights(self, version: int, buckets: Iterable[Mapping[str, torch.Tensor]]) -> None:
         self._worker.update_weights(version, buckets)
@@ -109,6 +113,8 @@ class TrainerRole:
         assert config.model.hf_checkpoint is not None
         assert config.job.trainer_threads is not None
         torch.set_num_threads(config.job.trainer_threads)
+        if config.job.deterministic:
+            accelerator.use_deterministic_algorithms()
         prepare_megatron(accelerator)
         from train.megatron.trainer import MegatronTrainer
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 import os
 import resource
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import torch
 
 from accel.contract import Accelerator, Capabilities, MemoryInfo
 from accel.errors import AcceleratorError
+from accel.masks import MOST_DEVICES
 
 DEVICES_ENV = "ACCELRL_CPU_DEVICES"
 
@@ -29,7 +31,13 @@ class CpuAccelerator(Accelerator):
     train_backend = "gloo"
     weight_update_backend = "gloo"
     capabilities = Capabilities(
-        exclusive_devices=False, own_generator=False, bf16=True, fp16=True, amp=True, safetensors_device=True
+        exclusive_devices=False,
+        own_generator=False,
+        bf16=True,
+        fp16=True,
+        amp=True,
+        deterministic=True,
+        safetensors_device=True,
     )
     priority = 0
     socket_ifname_env = "GLOO_SOCKET_IFNAME"
@@ -46,12 +54,7 @@ class CpuAccelerator(Accelerator):
 
     def device_count(self) -> int:
         """``ACCELRL_CPU_DEVICES``, or the cores that this process may use."""
-        value = os.environ.get(DEVICES_ENV, "").strip()
-        if not value:
-            return usable_cores()
-        if not value.isdecimal() or int(value) < 1:
-            raise AcceleratorError(f"{DEVICES_ENV}={value!r}: give the number of devices to present, 1 or more")
-        return int(value)
+        return devices_asked() or usable_cores()
 
     def set_device(self, index: int) -> None:
         self._index = self.check_index(index)
@@ -101,6 +104,19 @@ class CpuAccelerator(Accelerator):
     def worker_env(self, threads: int) -> dict[str, str]:
         """Idle OpenMP threads sleep: spinning ones slow two processes on two cores down five to ten times."""
         return super().worker_env(threads) | {"OMP_WAIT_POLICY": "passive", "GOMP_SPINCOUNT": "0"}
+
+
+def devices_asked(environ: Mapping[str, str] = os.environ) -> int | None:
+    """The number in ``ACCELRL_CPU_DEVICES``, or None when it is not set; AcceleratorError when it is none."""
+    value = environ.get(DEVICES_ENV, "").strip()
+    if not value:
+        return None
+    number = int(value) if value.isascii() and value.isdecimal() and len(value) < 6 else 0
+    if not 1 <= number <= MOST_DEVICES:
+        raise AcceleratorError(
+            f"{DEVICES_ENV}={value[:20]!r}: give the number of devices to present, 1 or more and at most {MOST_DEVICES}"
+        )
+    return number
 
 
 def usable_cores() -> int:

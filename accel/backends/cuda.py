@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import ClassVar
 
 import torch
@@ -27,6 +27,7 @@ class CudaAccelerator(TorchAccelerator):
         bf16=True,
         fp16=True,
         amp=True,
+        deterministic=True,
         pinned_memory=True,
         memory_stats=True,
         memory_snapshot=True,
@@ -47,6 +48,7 @@ class CudaAccelerator(TorchAccelerator):
     lower_masks: ClassVar[tuple[str, ...]] = ("ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
     socket_ifname_env = "NCCL_SOCKET_IFNAME"
     allocator_env = "PYTORCH_CUDA_ALLOC_CONF"
+    deterministic_env: ClassVar[Mapping[str, str]] = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
     profiler_activity = "CUDA"
     monitor_package: ClassVar[str | None] = "nvidia-ml-py"
     env_prefixes: ClassVar[tuple[str, ...]] = ("CUDA_", "NCCL_", "NVIDIA_", "PYTORCH_CUDA_")
@@ -90,6 +92,7 @@ class RocmAccelerator(CudaAccelerator):
         bf16=True,
         fp16=True,
         amp=True,
+        deterministic=True,
         pinned_memory=True,
         memory_stats=True,
         memory_snapshot=True,
@@ -105,8 +108,10 @@ class RocmAccelerator(CudaAccelerator):
         triton=True,
     )
     same_masks = ("CUDA_VISIBLE_DEVICES",)
+    stand_in_mask = "CUDA_VISIBLE_DEVICES"
     lower_masks = ("ROCR_VISIBLE_DEVICES",)
     allocator_env = "PYTORCH_HIP_ALLOC_CONF"
+    deterministic_env: ClassVar[Mapping[str, str]] = {}
     monitor_package = "amdsmi"
     env_prefixes = ("CUDA_", "HIP_", "ROCR_", "HSA_", "NCCL_", "RCCL_", "PYTORCH_HIP_", "PYTORCH_CUDA_")
 

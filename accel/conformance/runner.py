@@ -14,6 +14,7 @@ from accel.contract import Accelerator
 from accel.errors import AcceleratorError
 
 CHECKS = Path(__file__).parent / "checks"
+MOST_RANKS = 64  # a process each
 
 
 @dataclass(frozen=True)
@@ -64,8 +65,8 @@ def run_conformance(
         import pytest
     except ImportError as error:
         raise AcceleratorError("the conformance suite runs on pytest: pip install 'accelrl[conformance]'") from error
-    if world_size < 1:
-        raise AcceleratorError(f"--world-size {world_size}: give the number of ranks, 1 or more")
+    if not 1 <= world_size <= MOST_RANKS:
+        raise AcceleratorError(f"--world-size {world_size}: give the number of ranks, 1 to {MOST_RANKS}")
     from accel.conformance.plugin import ConformancePlugin
 
     plugin = ConformancePlugin(accelerator, world_size)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from accel.backends.cpu import DEVICES_ENV, usable_cores
+from accel.backends.cpu import devices_asked, usable_cores
 from accel.contract import Accelerator
 from accel.errors import AcceleratorError
 from accel.masks import VisibleDevices, mask_problems
@@ -62,7 +62,7 @@ def _masks(accelerators: list[Accelerator], environ: Mapping[str, str]) -> list[
 def _unreadable_lists(accelerators: list[Accelerator], environ: Mapping[str, str]) -> list[Contradiction]:
     found = []
     for accelerator in accelerators:
-        variable = accelerator.visible_devices_env
+        variable = accelerator.mask_variable(environ)
         if variable is None:
             continue
         try:
@@ -111,10 +111,12 @@ def _handed_over(environ: Mapping[str, str]) -> list[Contradiction]:
 
 def _threads(environ: Mapping[str, str]) -> list[Contradiction]:
     threads = environ.get("OMP_NUM_THREADS", "").strip()
-    devices = environ.get(DEVICES_ENV, "").strip()
     found = []
-    if devices and not (devices.isdecimal() and int(devices) > 0):
-        found.append(Contradiction(f"{DEVICES_ENV}={devices} is no number of devices", "give 1 or more, or unset it"))
+    try:
+        devices_asked(environ)
+    except AcceleratorError as error:
+        problem, _, fix = str(error).rpartition(": ")
+        found.append(Contradiction(f"{problem} is no number of devices", f"{fix}, or unset it"))
     if threads.isdecimal() and int(threads) > usable_cores():
         problem = (
             f"OMP_NUM_THREADS={threads} with {usable_cores()} usable cores (torch: {torch.get_num_threads()} threads)"

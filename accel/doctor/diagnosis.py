@@ -160,7 +160,7 @@ def _backend_facts(probe: Probe, environ: Mapping[str, str]) -> BackendFacts:
 
 
 def _devices(accelerator: Accelerator) -> list[DeviceFacts]:
-    listed = VisibleDevices.parse(accelerator.visible_devices_env, accelerator.visible_devices())
+    listed = VisibleDevices.parse(accelerator.mask_variable(), accelerator.visible_devices())
     devices = []
     for index in range(accelerator.device_count()):
         memory = accelerator.memory_info(index)

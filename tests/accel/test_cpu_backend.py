@@ -1,5 +1,9 @@
 """Host processors as devices."""
 
+import os
+from dataclasses import replace
+from typing import ClassVar
+
 import pytest
 import torch
 
@@ -21,10 +25,10 @@ def test_it_presents_its_usable_cores_by_default(monkeypatch):
     assert CpuAccelerator().device_count() == usable_cores() >= 1
 
 
-@pytest.mark.parametrize("value", ["0", "-2", "two", "1.5"])
+@pytest.mark.parametrize("value", ["0", "-2", "two", "1.5", "٣", "4097", "99999999999", "9" * 5000])
 def test_a_number_of_devices_that_is_none_makes_it_unusable(monkeypatch, value):
     monkeypatch.setenv("ACCELRL_CPU_DEVICES", value)
-    with pytest.raises(AcceleratorError, match=f"ACCELRL_CPU_DEVICES='{value}'"):
+    with pytest.raises(AcceleratorError, match=f"ACCELRL_CPU_DEVICES='{value[:20]}'"):
         CpuAccelerator().unavailable_reason()
 
 
@@ -50,3 +54,36 @@ def test_memory_is_within_the_machines():
     info = CpuAccelerator().memory_info()
     assert 0 < info.free <= info.total
     assert 0 < info.allocated < info.total
+
+
+class NeedsSettings(CpuAccelerator):
+    """A backend whose library reads variables before it is deterministic."""
+
+    deterministic_env: ClassVar = {"ACME_WORKSPACE": ":4096:8", "ACME_ALGO": "Ring"}
+
+
+@pytest.fixture
+def settings_as_they_were():
+    before = torch.are_deterministic_algorithms_enabled(), torch.utils.deterministic.fill_uninitialized_memory
+    yield
+    torch.use_deterministic_algorithms(before[0])
+    torch.utils.deterministic.fill_uninitialized_memory = before[1]
+
+
+@pytest.mark.usefixtures("settings_as_they_were")
+def test_deterministic_kernels_come_with_the_variables_that_they_need(monkeypatch):
+    monkeypatch.delenv("ACME_WORKSPACE", raising=False)
+    monkeypatch.setenv("ACME_ALGO", "Tree")  # the user's own choice stands
+    NeedsSettings().use_deterministic_algorithms()
+    assert torch.are_deterministic_algorithms_enabled()
+    assert (os.environ["ACME_WORKSPACE"], os.environ["ACME_ALGO"]) == (":4096:8", "Tree")
+    monkeypatch.delenv("ACME_WORKSPACE")
+
+
+def test_deterministic_kernels_are_refused_where_they_are_not_declared():
+    class Without(CpuAccelerator):
+        capabilities = replace(CpuAccelerator.capabilities, deterministic=False)
+
+    with pytest.raises(AcceleratorError, match="has no deterministic"):
+        Without().use_deterministic_algorithms()
+    assert not torch.are_deterministic_algorithms_enabled()

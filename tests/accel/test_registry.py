@@ -36,6 +36,17 @@ def test_a_name_that_means_something_else_is_refused(name):
         registry_of().register(name, fake("x"))
 
 
+def test_a_profiler_activity_that_torch_does_not_have_is_refused_with_those_it_has():
+    class Misspelt(CpuAccelerator):
+        name = "misspelt"
+        profiler_activity = "PrivateUse"
+
+    with pytest.raises(
+        AcceleratorError, match=r"profiler_activity = 'PrivateUse', expected None or one of CPU, .*PrivateUse1"
+    ):
+        registry_of(misspelt=Misspelt)
+
+
 def test_an_unknown_name_lists_the_known_ones():
     with pytest.raises(AcceleratorError, match=r"'tpu'.*known: cpu, cuda, musa"):
         registry_of().select("tpu")

@@ -26,6 +26,8 @@ RESOLVED = [
     ("3,3,1", 1, 1),  # duplicates: the first counts
     ("1,0", 0, 1),  # both a physical and a local id: physical
     ("4,5", 1, 1),  # only a local one
+    ("0,,1", 1, 1),
+    (" 1 ", 1, 0),
     (None, 3, 3),  # not set: nothing is renumbered
     ("0,1,-1,2", 1, 1),
 ]
@@ -56,6 +58,11 @@ def test_reported_cases(monkeypatch, value, device, local):
         ("0-999999999", 4, "1000000000 devices; most are 4096"),
         ("0-" + "9" * 5000, 4, "no device id"),
         ("9" * 5000, 4, "no device id"),
+        ("٣", 3, "no device id"),  # a digit, but none that a driver reads
+        ("all", 0, "'all' is no device id"),  # NVIDIA_VISIBLE_DEVICES has such words, which the drivers do not know
+        ("0,None", 0, "'None' is no device id"),
+        (",", 0, "no device is visible"),
+        ("NoDevFiles", 0, "no device is visible"),
         (None, "GPU-aa", "CUDA_VISIBLE_DEVICES is not set"),
     ],
 )
@@ -91,6 +98,47 @@ def test_contradictory_masks_are_found():
     assert mask_problems(MUSA, {"MUSA_VISIBLE_DEVICES": "4,5", "CUDA_VISIBLE_DEVICES": "0,1"})
     assert not mask_problems(MUSA, {"MUSA_VISIBLE_DEVICES": "4,5", "CUDA_VISIBLE_DEVICES": ""})
     assert not mask_problems(CUDA, {"ROCR_VISIBLE_DEVICES": "1"})
+
+
+@pytest.mark.parametrize("own", [{}, {"HIP_VISIBLE_DEVICES": ""}], ids=["unset", "empty"])
+def test_rocm_reads_cudas_list_where_its_own_is_not_there(monkeypatch, own):
+    """The HIP runtime does, so ids handed out are of that list, and masks below it contradict it."""
+    rocm = RocmAccelerator()
+    for name in ("HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in {**own, "CUDA_VISIBLE_DEVICES": "4,5"}.items():
+        monkeypatch.setenv(name, value)
+    assert resolve_visible_device_id(5, rocm) == 1
+    with pytest.raises(AcceleratorError, match="not among CUDA_VISIBLE_DEVICES='4,5'"):
+        resolve_visible_device_id(7, rocm)
+    assert not mask_problems(rocm)
+    monkeypatch.setenv("ROCR_VISIBLE_DEVICES", "4,5")
+    (problem,) = mask_problems(rocm)
+    assert "CUDA_VISIBLE_DEVICES=4,5 and ROCR_VISIBLE_DEVICES=4,5 are both set" in problem
+
+
+def test_rocms_own_list_counts_before_cudas(monkeypatch):
+    monkeypatch.setenv("HIP_VISIBLE_DEVICES", "6")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5")
+    assert resolve_visible_device_id(6, RocmAccelerator()) == 0
+
+
+@pytest.mark.parametrize(
+    ("accelerator", "environ", "contradicts"),
+    [
+        (CUDA, {"CUDA_VISIBLE_DEVICES": "", "ROCR_VISIBLE_DEVICES": "1"}, False),
+        (CUDA, {"CUDA_VISIBLE_DEVICES": "0", "ROCR_VISIBLE_DEVICES": " "}, False),
+        (RocmAccelerator(), {"HIP_VISIBLE_DEVICES": "0", "ROCR_VISIBLE_DEVICES": ""}, False),
+        (RocmAccelerator(), {"HIP_VISIBLE_DEVICES": "0", "ROCR_VISIBLE_DEVICES": "0"}, True),
+        (RocmAccelerator(), {"HIP_VISIBLE_DEVICES": "-1", "CUDA_VISIBLE_DEVICES": "0"}, True),
+        (MUSA, {"MUSA_VISIBLE_DEVICES": "", "CUDA_VISIBLE_DEVICES": "0,1"}, True),  # none, or two
+        (MUSA, {"MUSA_VISIBLE_DEVICES": "", "CUDA_VISIBLE_DEVICES": ""}, False),
+        (MUSA, {"MUSA_VISIBLE_DEVICES": "-1", "CUDA_VISIBLE_DEVICES": "NoDevFiles"}, False),
+        (MUSA, {"CUDA_VISIBLE_DEVICES": "0,1"}, False),
+    ],
+)
+def test_empty_masks_and_masks_that_say_none(accelerator, environ, contradicts):
+    assert bool(mask_problems(accelerator, environ)) is contradicts
 
 
 numbers = st.integers(0, 99).map(str)

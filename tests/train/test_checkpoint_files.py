@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,9 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file
 
+from accel.backends.cpu import CpuAccelerator
 from tests.train.checkpoint_cases import TinyRun, make_saver, newest_whole, save_steps
 from train.checkpoint.directory import checkpoint_steps
-from train.checkpoint.generators import generator_states, restore_generators
+from train.checkpoint.generators import generator_states, restore_generators, seed_generators
 from train.checkpoint.metrics_file import rewind_metrics
 from train.checkpoint.tensor_files import TensorFiles, file_checksum
 from train.megatron.weights.binding import Shard
@@ -56,18 +58,73 @@ def test_generators_go_on_where_they_were():
     try:
         random.gauss(0, 1)  # leaves a second number waiting
         np.random.standard_normal()
-        states = json.loads(json.dumps(generator_states()))
+        states = json.loads(json.dumps(generator_states(CpuAccelerator())))
         drawn = (random.gauss(0, 1), random.random(), np.random.standard_normal(3).tolist(), torch.rand(3).tolist())
         random.seed(1)
         np.random.seed(1)
         torch.manual_seed(1)
-        restore_generators(states)
+        restore_generators(states, CpuAccelerator())
         again = (random.gauss(0, 1), random.random(), np.random.standard_normal(3).tolist(), torch.rand(3).tolist())
         assert again == drawn
     finally:
         random.setstate(before[0])
         np.random.set_state(before[1])
         torch.set_rng_state(before[2])
+
+
+class OwnGenerator(CpuAccelerator):
+    """The host, with a device's generator beside its own."""
+
+    name = "owngenerator"
+    capabilities = replace(CpuAccelerator.capabilities, own_generator=True)
+
+    def __init__(self, name: str = "owngenerator"):
+        super().__init__()
+        self.name = name
+        self.generator = torch.Generator()
+
+    def manual_seed(self, seed):
+        self.generator.manual_seed(seed)
+
+    def rng_state(self, index=None):
+        return self.generator.get_state()
+
+    def set_rng_state(self, state, index=None):
+        self.generator.set_state(state)
+
+
+def drawn(accelerator):
+    device = torch.rand(2, generator=accelerator.generator).tolist()
+    return random.random(), np.random.rand(), torch.rand(2).tolist(), device
+
+
+@pytest.fixture
+def generators_as_they_were():
+    before = (random.getstate(), np.random.get_state(), torch.get_rng_state())
+    yield
+    random.setstate(before[0])
+    np.random.set_state(before[1])
+    torch.set_rng_state(before[2])
+
+
+@pytest.mark.usefixtures("generators_as_they_were")
+def test_a_seed_begins_every_generator_of_a_process():
+    accelerator = OwnGenerator()
+    first, again, other = [(seed_generators(seed, accelerator), drawn(accelerator))[1] for seed in (3, 3, 4)]
+    assert first == again
+    assert all(one != two for one, two in zip(first, other, strict=True))
+
+
+@pytest.mark.usefixtures("generators_as_they_were")
+def test_the_devices_generator_goes_on_on_the_same_accelerator_only():
+    accelerator, other = OwnGenerator(), OwnGenerator("another")
+    states = json.loads(json.dumps(generator_states(accelerator)))
+    expected = drawn(accelerator)
+    restore_generators(states, accelerator)
+    assert drawn(accelerator) == expected
+    before = other.rng_state()
+    restore_generators(states, other)
+    assert torch.equal(other.rng_state(), before)
 
 
 def test_metrics_are_wound_back_to_the_step_of_the_checkpoint(tmp_path: Path):

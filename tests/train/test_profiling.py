@@ -239,6 +239,7 @@ def test_a_run_leaves_the_traces_that_its_last_lines_name(tmp_path: Path, launch
     argv = [sys.executable, "-m", "train", "--accelerator", "cpu", "--launcher", launcher, "--output-dir", str(run_dir)]
     argv += ["--num-rollout", "3", "--eval-interval", "none", "--profile", "--profile-steps", "1-2"]
     argv += ["--actor-num-gpus-per-node", str(ranks), "--profile-what", "train" if launcher == "ray" else "all"]
+    argv += ["--deterministic"] if launcher == "inline" else []
     environ = os.environ | {"ACCELRL_CPU_DEVICES": "2"}
     done = subprocess.run(argv, capture_output=True, text=True, timeout=400, check=False, env=environ)
     assert done.returncode == 0, done.stderr

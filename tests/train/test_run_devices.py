@@ -35,9 +35,11 @@ def registered(monkeypatch):
     return use
 
 
-def config(name: str, *, bf16: bool = False, launcher: str = "inline", code: Path | None = None) -> RunConfig:
+def config(
+    name: str, *, bf16: bool = False, deterministic: bool = False, launcher: str = "inline", code: Path | None = None
+) -> RunConfig:
     return RunConfig(
-        job={"accelerator": name, "launcher": launcher},
+        job={"accelerator": name, "launcher": launcher, "deterministic": deterministic},
         model={"bf16": bf16},
         reward={"user_code_dir": None if code is None else str(code)},
     )
@@ -58,6 +60,14 @@ def test_bf16_on_a_backend_without_it_is_refused_by_name(registered):
     with pytest.raises(AcceleratorError, match=r"--bf16: the accelerator 'plain' has no bf16"):
         selected_accelerator(config("plain", bf16=True))
     assert selected_accelerator(config("plain")).name == "plain"
+
+
+def test_deterministic_kernels_on_a_backend_without_them_are_refused_by_name(registered):
+    registered(plain=WithoutBf16)
+    with pytest.raises(AcceleratorError, match=r"--deterministic: the accelerator 'plain' does not say that it can"):
+        selected_accelerator(config("plain", deterministic=True))
+    registered()
+    assert selected_accelerator(config("cpu", deterministic=True)).name == "cpu"
 
 
 def test_a_factory_that_no_worker_can_import_is_refused_for_ray_and_fine_inline(registered):

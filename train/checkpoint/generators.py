@@ -1,4 +1,4 @@
-"""State of the process's random generators, as JSON: for rewards, filters and hooks of the user's that draw from them.
+"""Seeds and states (as JSON) of the process's random generators: for rewards, filters and hooks of the user's.
 
 Nothing of ours does: prompts are permuted, tokens sampled and micro-batches cut by (seed, step, index) alone.
 """
@@ -12,25 +12,42 @@ from typing import Any
 import numpy as np
 import torch
 
+from accel.contract import Accelerator
 
-def generator_states() -> dict[str, Any]:
-    """The generators of ``random``, NumPy (the legacy global one) and torch's host."""
+
+def seed_generators(seed: int, accelerator: Accelerator) -> None:
+    """Begin all of them at ``seed``: those of ``random``, NumPy (the legacy global one), torch's host and device."""
+    random.seed(seed)
+    np.random.seed(seed)
+    torch.default_generator.manual_seed(seed)
+    if accelerator.capabilities.own_generator:
+        accelerator.manual_seed(seed)
+
+
+def generator_states(accelerator: Accelerator) -> dict[str, Any]:
+    """Where they stand."""
     version, words, gauss = random.getstate()
     name, keys, position, has_gauss, cached = np.random.get_state(legacy=True)
-    return {
+    states = {
         "random": [version, _packed(np.asarray(words, np.uint32)), gauss],
         "numpy": [str(name), _packed(np.asarray(keys, np.uint32)), int(position), int(has_gauss), float(cached)],
         "torch": _packed(torch.get_rng_state().numpy()),
     }
+    if accelerator.capabilities.own_generator:
+        states["device"] = [accelerator.name, _packed(accelerator.rng_state().numpy())]
+    return states
 
 
-def restore_generators(states: dict[str, Any]) -> None:
-    """Set the generators to what ``generator_states`` gave."""
+def restore_generators(states: dict[str, Any], accelerator: Accelerator) -> None:
+    """Set the generators to what ``generator_states`` gave; the device's if it is one of the same accelerator."""
     version, words, gauss = states["random"]
     random.setstate((version, tuple(_unpacked(words, np.uint32).tolist()), gauss))
     name, keys, position, has_gauss, cached = states["numpy"]
     np.random.set_state((name, _unpacked(keys, np.uint32), position, has_gauss, cached))
     torch.set_rng_state(torch.from_numpy(_unpacked(states["torch"], np.uint8).copy()))
+    owner, state = states.get("device", (None, None))
+    if owner == accelerator.name and accelerator.capabilities.own_generator:
+        accelerator.set_rng_state(torch.from_numpy(_unpacked(state, np.uint8).copy()))
 
 
 def _packed(values: np.ndarray) -> str:

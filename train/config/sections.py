@@ -47,6 +47,9 @@ class JobConfig(Section):
         description="CPU threads of the rollout process (default: all cores where devices are cores, else 1)",
     )
     seed: int = Field(0, ge=0, lt=2**32, description="seed of model, prompts and sampling")
+    deterministic: bool = Field(
+        False, description="kernels that give the same bits every time, on devices that have them; slower there"
+    )
     num_rollout: int = Field(150, ge=1, description="training steps, each with a rollout before it")
 
 

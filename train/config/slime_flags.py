@@ -67,6 +67,7 @@ _USE = {  # slime's option: what to give instead
     "no-check-for-nan-in-loss-and-grad": "leave it out: a loss that is not finite always stops the run",
     "fp16": "--bf16",
     "use-pytorch-profiler": "--profile",
+    "deterministic-mode": "--deterministic",
     "profile-target": "--profile-what",
     "profile-step-start": "--profile-steps with the first and the last step, such as 3-5",
     "profile-step-end": "--profile-steps with the first and the last step, such as 3-5",
@@ -136,7 +137,7 @@ _LATER = {  # what this version does not do yet: its options
     """,
     "a choice of attention layout or kernels": """
         qkv-format attention-backend use-flash-attn transformer-impl true-on-policy-mode attention-softmax-in-fp32
-        accumulate-allreduce-grads-in-fp32 deterministic-mode
+        accumulate-allreduce-grads-in-fp32
     """,
     "recomputation or chunking that saves memory": """
         recompute-loss-function log-probs-chunk-size log-probs-max-tokens-per-gpu recompute-granularity

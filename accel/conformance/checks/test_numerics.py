@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -82,12 +83,35 @@ def _train(device: torch.device, steps: int = 3) -> tuple[list[float], dict[str,
     return losses, {name: parameter.detach().cpu() for name, parameter in model.named_parameters()}
 
 
+def test_log_probabilities_of_bf16_logits(accelerator: Accelerator, needs: Callable[..., None]) -> None:
+    """In fp32, as the trainer takes them: a softmax in bf16 is off by more than a policy moves in a step."""
+    needs("bf16")
+    logits = (torch.randn(8, 4096, generator=torch.Generator().manual_seed(0)) * 4).bfloat16()
+    taken = logits.to(accelerator.device()).float().log_softmax(-1)
+    torch.testing.assert_close(taken.cpu().double(), logits.double().log_softmax(-1), rtol=1e-5, atol=1e-5)
+
+
 def test_training_steps_equal_the_hosts(accelerator: Accelerator) -> None:
     losses, weights = _train(accelerator.device())
     expected_losses, expected_weights = _train(torch.device("cpu"))
     assert losses == pytest.approx(expected_losses, rel=1e-5)
     for name, weight in weights.items():
         torch.testing.assert_close(weight, expected_weights[name], rtol=1e-3, atol=1e-5, msg=f"{name} differs")
+
+
+def test_deterministic_steps_repeat_to_the_last_bit(accelerator: Accelerator, needs: Callable[..., None]) -> None:
+    needs("deterministic")
+    settings: Any = torch.utils.deterministic
+    before = torch.are_deterministic_algorithms_enabled(), settings.fill_uninitialized_memory
+    try:
+        accelerator.use_deterministic_algorithms()
+        losses, weights = _train(accelerator.device())
+        again, weights_again = _train(accelerator.device())
+    finally:
+        torch.use_deterministic_algorithms(before[0])
+        settings.fill_uninitialized_memory = before[1]
+    assert again == losses
+    assert all(torch.equal(weights_again[name], weight) for name, weight in weights.items())
 
 
 @pytest.mark.parametrize("pinned", [False, True], ids=["pageable", "pinned"])
