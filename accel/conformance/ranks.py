@@ -17,7 +17,6 @@ from typing import Any
 import torch.distributed as dist
 
 from accel.contract import Accelerator
-from accel.errors import AcceleratorError
 from accel.handoff import accelerator_spec, load_accelerator_spec
 
 Program = Callable[..., Any]
@@ -43,11 +42,14 @@ class RankPool:
         self._ranks: list[tuple[subprocess.Popen[bytes], Connection]] = []
         self._folder = tempfile.TemporaryDirectory(prefix="accelrl-conformance-")
         self._runs = 0
+        self._broken: str | None = None  # why ranks cannot begin at all, which is then not tried again
 
     def run(self, program: Program, *arguments: Any, group: bool = True) -> list[Any]:
         """Results by rank; RankFailure when any rank fails."""
-        if not self._ranks:
+        if self._broken is None and not self._ranks:
             self._start()
+        if self._broken is not None:
+            raise RankFailure(self._broken)
         self._runs += 1
         store = str(Path(self._folder.name) / f"store-{self._runs}")
         unsent = [self._send(rank, (program, arguments, store, group)) for rank in range(self.world_size)]
@@ -73,6 +75,11 @@ class RankPool:
             process = subprocess.Popen(command, env=environment, pass_fds=[theirs.fileno()])
             theirs.close()
             self._ranks.append((process, ours))
+        begun = [self._receive(rank) for rank in range(self.world_size)]
+        failures = [f"rank {rank} cannot begin: {text}" for rank, (failed, text) in enumerate(begun) if failed]
+        if failures:
+            self._stop()
+            self._broken = "\n".join(failures)
 
     def _send(self, rank: int, message: Any) -> tuple[bool, Any] | None:
         """None when it was sent; else the failure."""
@@ -115,21 +122,20 @@ def serve() -> None:
     import torch
 
     torch.set_num_threads(1)
-    ready: Accelerator | AcceleratorError
     try:
-        ready = load_accelerator_spec(spec)
-        ready.set_device(rank % ready.device_count())
-    except AcceleratorError as error:
-        ready = error
+        accelerator = load_accelerator_spec(spec)
+        accelerator.set_device(rank % accelerator.device_count())
+    except Exception:  # noqa: BLE001 - a vendor's call may raise anything: every check that needs ranks fails with it
+        connection.send((True, traceback.format_exc()))
+        return
+    connection.send((False, "ready"))
     while True:
         try:
             program, arguments, store_path, group = connection.recv()
         except EOFError:
             return
         try:
-            if isinstance(ready, AcceleratorError):
-                raise ready
-            result = _call(program, arguments, ready, rank, world_size, store_path, group)
+            result = _call(program, arguments, accelerator, rank, world_size, store_path, group)
             connection.send((False, result))
         except Exception:  # noqa: BLE001 - sent to the suite, which fails the check with it
             connection.send((True, traceback.format_exc()))

@@ -6,12 +6,16 @@ import dataclasses
 import importlib
 import inspect
 import re
+import tomllib
 from pathlib import Path
 
 import pytest
+import torch
 
-from accel import Accelerator, Capabilities
+from accel import Accelerator, Capabilities, accelerator_spec
 from accel.conformance.runner import subject_names
+from accel.registration import Registration
+from accel.registry import ENTRY_POINT_GROUP, Registry
 
 ROOT = Path(__file__).parents[2]
 GUIDE = (ROOT / "docs" / "adding-a-backend.md").read_text(encoding="utf-8")
@@ -105,6 +109,31 @@ def test_a_method_that_no_run_calls_is_tried_by_the_suite_and_the_guide_says_wha
     explained = set(re.findall(r"`(\w+)\(\)`", SURFACE.rsplit("|\n\n", 1)[1]))
     assert METHODS - runtime == explained
     assert explained <= suite
+
+
+def code_blocks(language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", GUIDE, re.DOTALL)
+
+
+def test_the_guides_own_backend_is_complete_and_says_why_it_is_not_usable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Followed to the letter: its files, its entry point, on a machine without the vendor's plugin."""
+    project = tomllib.loads(code_blocks("toml")[0])
+    ((name, target),) = project["project"]["entry-points"][ENTRY_POINT_GROUP].items()
+    module = target.partition(":")[0]
+    file = tmp_path / (module.replace(".", "/") + ".py")
+    file.parent.mkdir()
+    file.write_text(code_blocks("python")[0])
+    monkeypatch.syspath_prepend(tmp_path)
+    assert project["tool"]["setuptools"]["packages"] == [module.partition(".")[0]]
+    assert project["build-system"]
+    assert project["project"]["version"]
+    registry = Registry({}, lambda: [Registration(name, target, "the guide")])
+    probe = registry.probe(name)
+    assert probe.accelerator is not None, probe.reason
+    assert probe.reason == (f"torch_acme is not installed: install the vendor's build for torch {torch.__version__}")
+    assert accelerator_spec(probe.accelerator, registry).startswith(f"{name}={target}@src-")
 
 
 def test_every_subject_of_the_suite_is_explained() -> None:

@@ -48,6 +48,27 @@ def test_an_unknown_subject_lists_the_known_ones():
     assert "process_groups" in subject_names()
 
 
+class Unstartable(CpuAccelerator):
+    """Can be selected, and then not be used."""
+
+    name = "unstartable"
+
+    def set_device(self, index):
+        raise AttributeError("module 'torch.acme' has no attribute 'set_device'")
+
+
+def test_ranks_that_cannot_begin_are_not_started_for_every_check_again(monkeypatch):
+    pool = RankPool(Unstartable(), 2)
+    try:
+        with pytest.raises(RankFailure, match=r"rank 1 cannot begin: (.|\n)*no attribute 'set_device'"):
+            pool.run(complain)
+        monkeypatch.setattr(subprocess, "Popen", None)
+        with pytest.raises(RankFailure, match="no attribute 'set_device'"):
+            pool.run(complain)
+    finally:
+        pool.close()
+
+
 def die(accelerator, rank, world_size):
     if rank == 1:
         os._exit(7)
