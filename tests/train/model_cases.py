@@ -8,13 +8,28 @@ from typing import Any
 
 import torch
 from transformers import (
+    DeepseekV3Config,
+    DeepseekV3ForCausalLM,
+    Glm4Config,
+    Glm4ForCausalLM,
+    Glm4MoeConfig,
+    Glm4MoeForCausalLM,
+    Glm4MoeLiteConfig,
+    Glm4MoeLiteForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
+    MiniMaxM2Config,
+    MiniMaxM2ForCausalLM,
     Qwen2Config,
     Qwen2ForCausalLM,
+    Qwen2MoeConfig,
+    Qwen2MoeForCausalLM,
     Qwen3Config,
     Qwen3ForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
 )
+from transformers.core_model_loading import revert_weight_conversion
 
 from train.config.run import RunConfig
 from train.megatron.model import build_model, load_hf_config
@@ -26,11 +41,46 @@ LLAMA3_ROPE = {
     "rope_type": "llama3", "rope_theta": 5e5, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
 }  # fmt: skip
+MIXTURE = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
+YARN = {
+    "rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 32,
+    "beta_fast": 4, "beta_slow": 1, "mscale": 1.0, "mscale_all_dim": 1.0,
+}  # fmt: skip
+SIGMOID_MIXTURE = {
+    "n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "n_shared_experts": 2,
+    "routed_scaling_factor": 2.5, "n_group": 1, "topk_group": 1, "pad_token_id": None,
+}  # fmt: skip
+LATENT = {
+    "q_lora_rank": 12, "kv_lora_rank": 16, "qk_nope_head_dim": 8, "qk_rope_head_dim": 4, "v_head_dim": 6,
+    "num_key_value_heads": 4,
+}  # fmt: skip
 KINDS: dict[str, tuple[type, type, dict[str, Any]]] = {
+    "deepseek_v3": (
+        DeepseekV3Config, DeepseekV3ForCausalLM,
+        SIGMOID_MIXTURE | LATENT | {
+            "n_routed_experts": 8, "num_experts_per_tok": 4, "n_group": 4, "topk_group": 2, "first_k_dense_replace": 1,
+            "rope_parameters": YARN,
+        },
+    ),
+    "glm4_moe": (
+        Glm4MoeConfig, Glm4MoeForCausalLM,
+        SIGMOID_MIXTURE | {"head_dim": 8, "use_qk_norm": True, "attention_bias": True, "first_k_dense_replace": 1},
+    ),
+    "glm4_moe_lite": (Glm4MoeLiteConfig, Glm4MoeLiteForCausalLM, SIGMOID_MIXTURE | LATENT | {"q_lora_rank": None}),
+    "minimax_m2": (
+        MiniMaxM2Config, MiniMaxM2ForCausalLM,
+        {"num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 8, "intermediate_size": 16, "rotary_dim": 4},
+    ),
+    "glm4": (Glm4Config, Glm4ForCausalLM, {"head_dim": 8, "attention_bias": True, "pad_token_id": None}),
     "llama": (LlamaConfig, LlamaForCausalLM, {"rope_parameters": LLAMA3_ROPE}),
     "qwen2": (Qwen2Config, Qwen2ForCausalLM, {"rms_norm_eps": 1e-5}),
+    "qwen2_moe": (Qwen2MoeConfig, Qwen2MoeForCausalLM, MIXTURE | {"shared_expert_intermediate_size": 24}),
     "qwen3": (Qwen3Config, Qwen3ForCausalLM, {"head_dim": 24}),  # not hidden size / heads
-}
+    "qwen3_moe": (
+        Qwen3MoeConfig, Qwen3MoeForCausalLM,
+        MIXTURE | {"head_dim": 24, "norm_topk_prob": True, "num_hidden_layers": 4, "mlp_only_layers": [1]},
+    ),
+}  # fmt: skip
 SIZES = {
     "vocab_size": 67, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
     "num_key_value_heads": 2, "max_position_embeddings": 128, "initializer_range": 0.2,
@@ -50,8 +100,8 @@ def tiny_model(model_type: str, tied: bool = False, **overrides: Any) -> Any:
     torch.manual_seed(0)
     model = KINDS[model_type][1](tiny_config(model_type, tied, **overrides)).eval()
     with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(0.1 * torch.randn_like(parameter))
+        for tensor in (*model.parameters(), *saved_buffers(model).values()):
+            tensor.add_(0.1 * torch.randn_like(tensor))
     return model
 
 
@@ -59,6 +109,18 @@ def save_tiny(directory: Path, model_type: str, tied: bool = False, **overrides:
     model = tiny_model(model_type, tied, **overrides)
     model.save_pretrained(directory)
     return model
+
+
+def on_disk(model: Any, tensors: dict[str, torch.Tensor] | None = None) -> dict[str, torch.Tensor]:
+    """A model's saved tensors (or others under its names) as a checkpoint has them: experts apart, tied ones once."""
+    if tensors is None:
+        tensors = {name: tensor.detach() for name, tensor in model.named_parameters()} | saved_buffers(model)
+    return dict(revert_weight_conversion(model, tensors))
+
+
+def saved_buffers(model: Any) -> dict[str, torch.Tensor]:
+    saved = model.state_dict()
+    return {name: buffer for name, buffer in model.named_buffers() if name in saved}
 
 
 @dataclass(frozen=True)

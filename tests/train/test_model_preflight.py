@@ -58,8 +58,8 @@ def for_model(directory: Path, **values: object) -> RunConfig:
 def test_the_headers_of_a_whole_checkpoint_fit_its_config(tmp_path: Path, model_type: str, tied: bool) -> None:
     save_tiny(tmp_path, model_type, tied)
     check_weights(FAMILIES[model_type], tiny_config(model_type, tied), tmp_path)
-    config = tiny_config(model_type, tied, intermediate_size=49)
-    with pytest.raises(InputError, match=r"mlp\.gate_proj\.weight .* has shape \[48, 32\], the config asks for \[49"):
+    config = tiny_config(model_type, tied, vocab_size=68)
+    with pytest.raises(InputError, match=r"embed_tokens\.weight .* has shape \[67, 32\], the config asks for \[68"):
         check_weights(FAMILIES[model_type], config, tmp_path)
 
 

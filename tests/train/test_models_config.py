@@ -32,6 +32,10 @@ def test_family_is_found_by_model_type(model_type):
         ("qwen2", "rope_parameters", {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}),
         ("qwen3", "rope_parameters", {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}),
         ("qwen3", "attention_bias", True),
+        ("glm4_moe", "norm_topk_prob", False),
+        ("deepseek_v3", "rope_interleave", False),
+        ("deepseek_v3", "rope_parameters", YARN),
+        ("minimax_m2", "router_jitter_noise", 0.1),
         ("qwen3", "layer_types", ["full_attention", "sliding_attention"]),
     ],
 )
@@ -67,7 +71,7 @@ def test_a_field_of_a_newer_transformers_is_refused_unless_at_its_default():
 @pytest.mark.parametrize(
     ("raw", "message"),
     [
-        ({"model_type": "mistral"}, r"'mistral' is not supported.*llama, qwen2, qwen3"),
+        ({"model_type": "mistral"}, r"'mistral' is not supported.*deepseek_v3, glm4, .*llama, .*qwen3_moe"),
         ({"model_type": "qwen4"}, r"nearest: qwen"),
         ({"model_type": "qwen2_5_vl", "vision_config": {}}, "is multimodal"),
         ({"model_type": "llama", "text_config": {}}, "is multimodal"),

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from tests.train.model_cases import EVERY_MODEL, load, save_tiny
+from tests.train.model_cases import EVERY_MODEL, KINDS, load, on_disk, save_tiny
 from train.config.run import RunConfig
 from train.config.sections import ModelConfig
 from train.megatron.activation import SwiGLU
@@ -18,6 +18,11 @@ def some_tokens(batch: int = 3, length: int = 40, vocab_size: int = 67) -> torch
     return torch.randint(0, vocab_size, (batch, length), generator=torch.Generator().manual_seed(1))
 
 
+def relative_difference(logits: torch.Tensor, expected: torch.Tensor) -> float:
+    """Largest difference over the largest logit."""
+    return float(((logits - expected).abs().max() / expected.abs().max()).detach())
+
+
 @pytest.mark.parametrize(("model_type", "tied"), EVERY_MODEL)
 def test_logits_and_gradients_equal_transformers(tmp_path, model_type, tied):
     reference = save_tiny(tmp_path, model_type, tied)
@@ -26,19 +31,22 @@ def test_logits_and_gradients_equal_transformers(tmp_path, model_type, tied):
 
     expected = reference(tokens).logits
     logits = loaded.model(tokens, None, None)
-    assert (logits - expected).abs().max() <= 1e-5
+    assert relative_difference(logits, expected) <= (1e-4 if loaded.family.experts(loaded.hf_config) else 1e-5)
 
     expected.square().mean().backward()
     logits.square().mean().backward()
-    gradients = {name: parameter.grad for name, parameter in reference.named_parameters()}
+    gradients = on_disk(reference, {name: parameter.grad for name, parameter in reference.named_parameters()})
     # The same table that maps weights maps their gradients.
     for parameter in loaded.model.parameters():
         parameter.data.copy_(parameter.grad)
-    for name, gradient in loaded.tensors().items():
-        assert_close(gradient, gradients[name], rtol=1e-4, atol=2e-5)
+    ours = loaded.tensors()
+    assert gradients.keys() <= ours.keys()
+    for name, gradient in gradients.items():
+        assert gradient.abs().max() > 0, f"{name} has no gradient to compare"
+        assert_close(ours[name], gradient, rtol=1e-4, atol=2e-5, msg=lambda m, name=name: f"{name}: {m}")
 
 
-@pytest.mark.parametrize("model_type", ["llama", "qwen2", "qwen3"])
+@pytest.mark.parametrize("model_type", KINDS)
 def test_packed_sequences_give_the_logits_of_each_alone(tmp_path, model_type):
     from megatron.core.packed_seq_params import PackedSeqParams
 

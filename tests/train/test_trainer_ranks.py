@@ -12,6 +12,7 @@ from train.batch import TrainBatch
 
 FULL = {"entropy_coef": 0.01, "kl_loss_coef": 0.1, "eps_clip_high": 0.28, "use_rollout_logprobs": True}
 TENSOR, PIPELINE = {"tensor_model_parallel_size": 2}, {"pipeline_model_parallel_size": 2}
+EXPERT = {"expert_model_parallel_size": 2}
 DATA = {"actor_num_gpus_per_node": 2}
 FILTERED = {
     "rollout": {"rollout_top_p": 0.9},
@@ -31,6 +32,10 @@ CASES = {
     "a rank without samples": (ONE_SAMPLE_A_STEP, {"job": DATA}),
     "tied, tensor": ({"algorithm": FULL}, {"parallel": TENSOR}),
     "tied, pipeline": ({"algorithm": FULL}, {"parallel": PIPELINE}),
+    "mixture, expert": ({"algorithm": FULL}, {"parallel": EXPERT, "job": DATA}),
+    "mixture, tensor": ({"algorithm": FULL}, {"parallel": TENSOR | {"sequence_parallel": True}}),
+    "mixture, tensor and expert": ({"algorithm": FULL}, {"parallel": TENSOR | EXPERT | {"sequence_parallel": True}}),
+    "mixture, pipeline": ({"algorithm": FULL}, {"parallel": PIPELINE}),
 }
 FOUR_RANKS = {"tensor x data": ({"algorithm": FULL}, {"parallel": TENSOR, "job": {"actor_num_gpus_per_node": 4}})}
 
@@ -38,7 +43,8 @@ Result = tuple[list[dict[str, float]], dict[str, torch.Tensor]]
 
 
 def directory_of(name: str, root: Path) -> Path:
-    return root / ("tied" if name.startswith("tied") else "untied")
+    kind = name.partition(",")[0]
+    return root / (kind if kind in ("tied", "mixture") else "untied")
 
 
 def run_case(name: str, sections: dict, root: Path, batches: list[TrainBatch], rank: int, world_size: int) -> Result:
@@ -64,6 +70,7 @@ def run_rank(rank: int, world_size: int, cases: dict, root: Path, batches: dict[
 def start_ranks(world_size: int, cases: dict, root: Path) -> dict[str, list[TrainBatch]]:
     for tied in (False, True):
         write_model(root / ("tied" if tied else "untied"), tied=tied)
+    write_model(root / "mixture", mixture=True)
     batches = {
         name: [make_batch(directory_of(name, root), seed=seed, kept="filtered" in name) for seed in range(5)]
         for name in cases

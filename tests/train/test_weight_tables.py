@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.train.model_cases import EVERY_MODEL, KINDS, load, save_tiny, tiny_config
+from tests.train.model_cases import EVERY_MODEL, KINDS, load, on_disk, save_tiny, tiny_config
 from train.megatron.models import FAMILIES
 from train.megatron.weights.binding import BoundWeight, whole_model_names
 from train.megatron.weights.table import COLUMN, PlacedWeight, WeightEntry, WeightTable
@@ -20,10 +20,16 @@ def test_every_family_is_in_these_tests():
 def test_table_names_every_tensor_that_transformers_saves_once(model_type, tied):
     config = tiny_config(model_type, tied)
     with torch.device("meta"):
-        reference = KINDS[model_type][1](config)
-    placed = FAMILIES[model_type].weights.place(config).values()
-    named = [name for weight in placed if not weight.tied for name in weight.hf]
-    assert sorted(named) == sorted(name for name, _ in reference.named_parameters())
+        reference = on_disk(KINDS[model_type][1](config))
+    family = FAMILIES[model_type]
+    placed = [weight for weight in family.weights.place(config).values() if not weight.tied]
+    named = [(name, weight.expert if weight.stack else None) for weight in placed for name in weight.hf]
+    assert len(named) == len(set(named))
+    assert {name for name, _ in named} == reference.keys()
+    shapes = family.shapes(config)
+    for weight in placed:
+        for name, pattern in zip(weight.hf, weight.patterns, strict=True):
+            assert (shapes.get(name) or shapes[pattern]) == reference[name].shape, name
 
 
 @pytest.mark.parametrize(("model_type", "tied"), EVERY_MODEL)
@@ -39,7 +45,7 @@ def test_table_names_every_parameter_of_the_megatron_model(one_rank, tmp_path, m
 def test_hugging_face_to_megatron_and_back_is_bit_equal(one_rank, tmp_path, model_type, tied):
     reference = save_tiny(tmp_path, model_type, tied)
     exported = load(tmp_path).tensors()
-    expected = dict(reference.named_parameters())
+    expected = on_disk(reference)
     assert exported.keys() == expected.keys()
     for name, tensor in exported.items():
         assert torch.equal(tensor, expected[name]), name

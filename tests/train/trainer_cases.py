@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from transformers import Qwen3Config, Qwen3ForCausalLM
+from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3ForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from accel import select_accelerator
 from train.batch import TrainBatch
@@ -21,13 +21,19 @@ from train.megatron.trainer import MegatronTrainer
 VOCABULARY = 29  # odd: two tensor-parallel ranks have to pad it
 
 
-def write_model(directory: Path, *, tied: bool = False, seed: int = 0) -> Path:
+def write_model(directory: Path, *, tied: bool = False, mixture: bool = False, seed: int = 0) -> Path:
     torch.manual_seed(seed)
-    config = Qwen3Config(
+    config_class, model_class, particular = (
+        (Qwen3MoeConfig, Qwen3MoeForCausalLM, {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16})
+        if mixture
+        else (Qwen3Config, Qwen3ForCausalLM, {})
+    )
+    config = config_class(
         vocab_size=VOCABULARY, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
         num_key_value_heads=2, head_dim=8, max_position_embeddings=64, tie_word_embeddings=tied, initializer_range=0.2,
+        **particular,
     )  # fmt: skip
-    model = Qwen3ForCausalLM(config).float()
+    model = model_class(config).float()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if "norm" in name:
@@ -84,7 +90,7 @@ def make_batch(
         advantages=random.normal(size=samples).astype(np.float32), group_ids=np.zeros(samples, np.int32),
         sample_indices=np.arange(samples), weight_versions=np.zeros(samples, np.int32), temperature=0.8,
     )  # fmt: skip
-    model = Qwen3ForCausalLM.from_pretrained(directory).eval()
+    model = AutoModelForCausalLM.from_pretrained(directory).eval()
     rollout, kept_ids = [], []
     for i, n in enumerate(responses):
         response = response_of(batch, i)
@@ -102,7 +108,7 @@ class PlainTraining:
 
     def __init__(self, config: RunConfig) -> None:
         self.config = config
-        self.model = Qwen3ForCausalLM.from_pretrained(str(config.model.hf_checkpoint)).eval()
+        self.model = AutoModelForCausalLM.from_pretrained(str(config.model.hf_checkpoint)).eval()
         self.reference = copy.deepcopy(self.model)
         adam = config.optimizer
         groups = [

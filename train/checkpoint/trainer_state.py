@@ -26,6 +26,7 @@ from train.megatron.weights.checkpoint import HfCheckpoint
 from train.megatron.weights.directory import carried_files, config_with_dtype
 from train.megatron.weights.exporting import iter_hf_tensors
 from train.megatron.weights.loading import check_names, load_weight
+from train.megatron.weights.table import PlacedWeight
 
 if TYPE_CHECKING:
     from megatron.core.models.gpt import GPTModel
@@ -56,9 +57,14 @@ def save_trainer_state(
         stem = STEMS[kind]
 
         def value(weight: BoundWeight, kind: Kind = kind) -> torch.Tensor:
+            if weight.placed.entry.buffer:
+                return weight.parameter.float()
             return state.gather(parameters[weight.placed.megatron], kind)
 
-        tensors = iter_hf_tensors(model, family, hf_config, value, torch.float32)
+        def wanted(placed: PlacedWeight, kind: Kind = kind) -> bool:
+            return kind == "param" or not placed.entry.buffer  # a buffer has no moments
+
+        tensors = iter_hf_tensors(model, family, hf_config, value, torch.float32, wanted)
         writer = TensorFiles(directory, stem, shard_bytes)
         # The other ranks are in the same collectives: after an error rank 0 goes on without writing.
         failure = failure or _try(partial(_write, writer, tensors))
@@ -92,8 +98,10 @@ def load_optimizer_state(
     state.begin_loading(optimizer_steps)
     for kind in state.kinds:
         with HfCheckpoint(directory, "--load", STEMS[kind]) as checkpoint:
-            check_names(checkpoint, family, hf_config)
+            check_names(checkpoint, family, hf_config, trained=kind != "param")
             for weight in bind(model, family, hf_config):
+                if weight.placed.entry.buffer:
+                    continue
                 parameter = parameters[weight.placed.megatron]
                 if state.is_held(parameter):
                     whole = torch.empty(parameter.shape, dtype=torch.float32, device=parameter.device)
@@ -112,7 +120,7 @@ def _write(writer: TensorFiles, tensors: Iterator[tuple[str, torch.Tensor]]) -> 
 def _write_model_files(directory: Path, hf_config: Any, source_dir: Path) -> dict[str, FileFacts]:
     if dist.get_rank() != 0:
         return {}
-    config = config_with_dtype(hf_config, source_dir, {torch.float32})
+    config = config_with_dtype(hf_config, source_dir, torch.float32)
     files = {"config.json": write_file(directory / "config.json", [json.dumps(config, indent=2).encode() + b"\n"])}
     for file in carried_files(source_dir):
         files[file.name] = write_file(directory / file.name, [file.read_bytes()])

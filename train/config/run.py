@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from rollout.config import EvalConfig, RewardConfig, RolloutConfig
 from samples.config import DataConfig
 from train.config.checkpoint import CheckpointConfig
@@ -48,7 +50,13 @@ class RunConfig(Section):
     @property
     def actor_world_size(self) -> int:
         """Ranks that train: nodes x devices per node."""
-        return self.job.actor_num_nodes * (self.job.actor_num_gpus_per_node or self.model_replica_size)
+        return self.job.actor_num_nodes * (self.job.actor_num_gpus_per_node or self.smallest_world_size)
+
+    @property
+    def smallest_world_size(self) -> int:
+        """Ranks that hold whole copies of the model and all of its experts, which data-parallel ranks share."""
+        p = self.parallel
+        return math.lcm(self.model_replica_size, p.pipeline_model_parallel_size * p.expert_model_parallel_size)
 
     @property
     def trainer_ranks(self) -> int:

@@ -107,7 +107,7 @@ _LATER = {  # what this version does not do yet: its options
     "restarts of engines that fail": """
         use-fault-tolerance rollout-health-check-interval rollout-health-check-timeout rollout-health-check-first-wait
     """,
-    "mixture-of-experts models": """
+    "mixture-of-experts settings beside config.json": """
         use-routing-replay use-rollout-routing-replay num-experts expert-tensor-parallel-size
     """,
     "a critic": """
@@ -185,7 +185,7 @@ _FAMILIES = (  # beginnings of names, the longer ones first
     ("critic-", "this version has no critic"),
     ("opd-", "this version has no distillation"),
     ("use-opd", "this version has no distillation"),
-    ("moe-", "this version has no mixture-of-experts models"),
+    ("moe-", "a mixture-of-experts model is run as its config.json says, without an auxiliary loss"),
     ("mtp-", "this version has no multi-token prediction"),
     ("fsdp-", "training is Megatron-Core"),
     ("ci-", "slime's own tests use it"),

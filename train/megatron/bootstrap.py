@@ -36,6 +36,7 @@ def prepare_megatron(accelerator: Accelerator, extra_modules: Sequence[str] = ()
     accel.retarget.install(accelerator, extra_modules=extra_modules, after_import=patches)
     with _without_wandb():
         _define_missing_gemm(importlib.import_module("megatron.core.transformer.moe.moe_utils"))
+        _admit_missing_linear(importlib.import_module("megatron.core.transformer.multi_latent_attention"))
         _allow_sequence_parallel_norms(importlib.import_module("megatron.core.transformer.torch_norm"))
 
 
@@ -57,6 +58,8 @@ def _quiet_fallback_notices() -> None:
     # A dozen modules say at import that they do without Apex; one warns of the default of its own configuration.
     for notice in (r".*Apex (is|are) not installed", "full scope is deprecated"):
         warnings.filterwarnings("ignore", message=notice, module=r"megatron\.core\.")
+    # Of experts, which are whole on their rank and so leave sequence parallelism out.
+    warnings.filterwarnings("ignore", message=r"`sequence_parallel` is set to `True`, but tensor model parallel size")
     # Its optimizer looks at .grad of the views that the distributed optimizer steps on, which torch advises against,
     # and calls collectives by the names that torch 2.13 has since renamed.
     warnings.filterwarnings("ignore", message=r"The \.grad attribute of a Tensor that is not a leaf")
@@ -105,6 +108,12 @@ def _define_missing_gemm(moe_utils: Any) -> None:
     # 0.16.1 compares this name with None in the router, and without TransformerEngine never defines it: a NameError.
     if not moe_utils.HAVE_TE:
         moe_utils.te_general_gemm = None
+
+
+def _admit_missing_linear(latent_attention: Any) -> None:
+    # 0.16.1 takes TransformerEngine for present when names of its layers can be imported; without it they are mocks.
+    extensions = importlib.import_module("megatron.core.extensions.transformer_engine")
+    latent_attention.HAVE_TE = extensions.HAVE_TE
 
 
 def _allow_sequence_parallel_norms(torch_norm: Any) -> None:

@@ -10,8 +10,11 @@ from train.config.sections import ParallelConfig
 
 def check_layout(hf_config: Any, parallel: ParallelConfig) -> None:
     """Raise InputError naming the flag whose value does not divide this model."""
+    from train.megatron.models import FAMILIES
+
+    family = FAMILIES[hf_config.model_type]
     tensor = parallel.tensor_model_parallel_size
-    for field in ("num_key_value_heads", "num_attention_heads", "intermediate_size"):
+    for field in family.shared:
         if getattr(hf_config, field) % tensor:
             raise InputError(
                 f"--tensor-model-parallel-size {tensor} does not divide the model's {field}={getattr(hf_config, field)}"
@@ -27,15 +30,24 @@ def check_layout(hf_config: Any, parallel: ParallelConfig) -> None:
             f"--context-parallel-size {parallel.context_parallel_size}: attention over a shared sequence is not "
             "supported on this layer spec; use 1"
         )
-    if parallel.expert_model_parallel_size > 1:
-        raise InputError(
-            f"--expert-model-parallel-size {parallel.expert_model_parallel_size}: "
-            f"this {hf_config.model_type} model has no experts; use 1"
-        )
+    _check_experts(family.experts(hf_config), hf_config.model_type, parallel)
     if parallel.sequence_parallel and tensor == 1:
         raise InputError(
             "--sequence-parallel shares activations between tensor-parallel ranks; "
             "it needs --tensor-model-parallel-size 2 or more"
+        )
+
+
+def _check_experts(experts: int, model_type: str, parallel: ParallelConfig) -> None:
+    share = parallel.expert_model_parallel_size
+    if share > 1 and not experts:
+        raise InputError(f"--expert-model-parallel-size {share}: this {model_type} model has no experts; use 1")
+    if experts % share:
+        raise InputError(f"--expert-model-parallel-size {share} does not divide the model's {experts} experts")
+    if experts and parallel.tensor_model_parallel_size > 1 and not parallel.sequence_parallel:
+        raise InputError(
+            f"--tensor-model-parallel-size {parallel.tensor_model_parallel_size} for a {model_type} model, which has "
+            "experts, needs --sequence-parallel: the ranks route their own part of the tokens"
         )
 
 

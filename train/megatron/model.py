@@ -63,31 +63,35 @@ def load_hf_config(directory: str | Path, trust_remote_code: bool = False, sourc
 
 def transformer_config(hf_config: Any, config: RunConfig) -> TransformerConfig:
     """Megatron's config of this model: the family's architecture, and how we run it."""
-    from megatron.core.transformer import TransformerConfig
+    from megatron.core.transformer import MLATransformerConfig, TransformerConfig
 
     provide_fused_rotary()
     parallel = config.parallel
     dtype = torch.bfloat16 if config.model.bf16 else torch.float32
-    return TransformerConfig(
-        **family_of(hf_config).transformer_config(hf_config),
-        tensor_model_parallel_size=parallel.tensor_model_parallel_size,
-        pipeline_model_parallel_size=parallel.pipeline_model_parallel_size,
-        context_parallel_size=parallel.context_parallel_size,
-        expert_model_parallel_size=parallel.expert_model_parallel_size,
-        sequence_parallel=parallel.sequence_parallel,
-        params_dtype=dtype,
-        pipeline_dtype=dtype,
-        bf16=config.model.bf16,
-        perform_initialization=False,  # every weight is loaded; load_hf_weights fails on one that is not
+    architecture = family_of(hf_config).transformer_config(hf_config)
+    how_it_runs = {
+        "tensor_model_parallel_size": parallel.tensor_model_parallel_size,
+        "pipeline_model_parallel_size": parallel.pipeline_model_parallel_size,
+        "context_parallel_size": parallel.context_parallel_size,
+        "expert_model_parallel_size": parallel.expert_model_parallel_size,
+        "expert_tensor_parallel_size": 1,  # as join_ranks makes the groups
+        "sequence_parallel": parallel.sequence_parallel,
+        "params_dtype": dtype,
+        "pipeline_dtype": dtype,
+        "bf16": config.model.bf16,
+        "perform_initialization": False,  # every weight is loaded; load_hf_weights fails on one that is not
         # Ours where TransformerEngine is absent (rotary.py, activation.py); the rest needs Apex or torch's compiler.
-        apply_rope_fusion=True,
-        use_te_activation_func=True,
-        bias_activation_fusion=False,
-        bias_dropout_fusion=False,
-        masked_softmax_fusion=False,
-        gradient_accumulation_fusion=False,
-        persist_layer_norm=False,
-    )
+        "apply_rope_fusion": True,
+        "use_te_activation_func": True,
+        "bias_activation_fusion": False,
+        "bias_dropout_fusion": False,
+        "masked_softmax_fusion": False,
+        "gradient_accumulation_fusion": False,
+        "persist_layer_norm": False,
+    }
+    kind = MLATransformerConfig if architecture.get("multi_latent_attention") else TransformerConfig
+    built: TransformerConfig = kind(**how_it_runs | architecture)
+    return built
 
 
 def dispatches_with_deep_ep(config: TransformerConfig) -> bool:
@@ -104,6 +108,7 @@ def build_model(hf_config: Any, config: RunConfig) -> GPTModel:
     device and torch's norms on the host: move the model before training.
     """
     from megatron.core import parallel_state
+    from megatron.core.models.common.embeddings.rotary_pos_embedding import RotaryEmbedding
     from megatron.core.models.gpt import GPTModel
 
     check_layout(hf_config, config.parallel)
@@ -122,13 +127,20 @@ def build_model(hf_config: Any, config: RunConfig) -> GPTModel:
         **family.gpt_model(hf_config),
     )
     _mark_split_weights(model)
-    rotary = model.rotary_pos_emb
-    rotary.inv_freq = family.inverse_frequencies(hf_config).to(rotary.inv_freq.device)
+    for module in model.modules():
+        if isinstance(module, RotaryEmbedding):
+            module.inv_freq = family.inverse_frequencies(hf_config).to(module.inv_freq.device)
     if config.model.bf16:
-        model.bfloat16()  # norms are made in float32, Hugging Face keeps them in the model's dtype
+        _to_bfloat16(model)
     if model.post_process and vocab_size > hf_config.vocab_size:
         _mask_padded_logits(model, hf_config.vocab_size)
     return model
+
+
+def _to_bfloat16(model: GPTModel) -> None:
+    """Parameters alone: norms are made in float32, and buffers (a router's bias) stay in it, as transformers has it."""
+    for parameter in model.parameters():
+        parameter.data = parameter.data.bfloat16()
 
 
 def _mark_split_weights(model: GPTModel) -> None:
@@ -142,6 +154,11 @@ def _mark_split_weights(model: GPTModel) -> None:
         if split and module.weight is not None:  # a tied head has no weight of its own
             dim = 1 if isinstance(module, RowParallelLinear) else 0
             set_tensor_model_parallel_attributes(module.weight, is_parallel=True, dim=dim, stride=1)
+        if getattr(module, "is_expert", False):
+            # Experts are whole on a rank, so that tensor-parallel ranks hold copies and see other tokens: gradients are
+            # summed over them too. Megatron does so only where there are several expert-parallel ranks.
+            for parameter in module.parameters():
+                parameter.allreduce = False
 
 
 def _mask_padded_logits(model: GPTModel, vocab_size: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -24,6 +25,70 @@ class RMSNorm(torch.nn.RMSNorm):
             return super().forward(x)
         normalised: torch.Tensor = _HostRMSNorm.apply(x, self.weight, self.eps)
         return normalised
+
+
+class QueryHeadsNorm(torch.nn.Module):
+    """RMS norm over all query heads of a token at once; its weight is split as they are over tensor-parallel ranks."""
+
+    heads_field = "num_attention_heads"
+
+    def __init__(self, config: Any, hidden_size: int, eps: float) -> None:
+        super().__init__()
+        self.width = getattr(config, self.heads_field) * hidden_size
+        self.eps = eps
+        self.weight = torch.nn.Parameter(torch.ones(self.width // config.tensor_model_parallel_size))
+        if config.tensor_model_parallel_size > 1:
+            from megatron.core.tensor_parallel.layers import set_tensor_model_parallel_attributes
+
+            set_tensor_model_parallel_attributes(self.weight, is_parallel=True, dim=0, stride=1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[..., local heads, head dim] of any dtype, computed in float32."""
+        flat = x.flatten(-2).float()
+        total = self._over_ranks(flat.square().sum(-1, keepdim=True))
+        normed = flat * (total / self.width + self.eps).rsqrt()
+        return (normed.to(x.dtype) * self.weight).view(x.shape)
+
+    def _over_ranks(self, part: torch.Tensor) -> torch.Tensor:
+        if self.weight.numel() == self.width:
+            return part
+        from megatron.core.tensor_parallel import (
+            copy_to_tensor_model_parallel_region,
+            reduce_from_tensor_model_parallel_region,
+        )
+
+        # The first sums forwards, the second backwards: each rank's heads depend on the sum over all.
+        total: torch.Tensor = copy_to_tensor_model_parallel_region(reduce_from_tensor_model_parallel_region(part))
+        return total
+
+
+class KeyHeadsNorm(QueryHeadsNorm):
+    """The same over all key heads."""
+
+    heads_field = "num_query_groups"
+
+
+class PostNorm(torch.nn.Module):
+    """A layer spec's ``…_bda``: adds the norm of what attention or MLP gave, instead of that itself, to the residual.
+
+    Called as Megatron's own is: ``bda(training, fused)`` gives the function of ``(output, bias), residual, dropout``.
+    """
+
+    def __init__(self, config: Any, eps: float | None = None) -> None:
+        super().__init__()
+        self.norm = RMSNorm(config, config.hidden_size, config.layernorm_epsilon if eps is None else eps)
+
+    def forward(self, _training: bool, _fused: bool) -> Callable[..., torch.Tensor]:
+        return self._add
+
+    def _add(
+        self, output: tuple[torch.Tensor, torch.Tensor | None], residual: torch.Tensor, dropout: float
+    ) -> torch.Tensor:
+        x, bias = output
+        if dropout:
+            raise ValueError(f"PostNorm has no dropout, not {dropout}")
+        normed: torch.Tensor = self.norm(x if bias is None else x + bias)
+        return residual + normed
 
 
 class _HostRMSNorm(torch.autograd.Function):

@@ -51,6 +51,13 @@ def join_ranks(
             f"{world_size} trainer ranks (--actor-num-nodes x --actor-num-gpus-per-node) cannot be cut into replicas "
             f"of {replica} (--tensor-model-parallel-size x --pipeline-model-parallel-size); use a multiple of {replica}"
         )
+    experts = parallel.expert_model_parallel_size * parallel.pipeline_model_parallel_size
+    if world_size % experts:
+        raise InputError(
+            f"{world_size} trainer ranks (--actor-num-nodes x --actor-num-gpus-per-node) cannot share the experts "
+            f"between {experts} (--expert-model-parallel-size x --pipeline-model-parallel-size); use a multiple of "
+            f"{experts}"
+        )
     if world_size > 1 and store_path is None:
         raise ValueError(f"a trainer of {world_size} ranks needs a store_path that all of them see")
     store = dist.HashStore() if store_path is None else dist.FileStore(store_path, world_size)
@@ -58,6 +65,8 @@ def join_ranks(
     parallel_state.initialize_model_parallel(
         tensor_model_parallel_size=parallel.tensor_model_parallel_size,
         pipeline_model_parallel_size=parallel.pipeline_model_parallel_size,
+        expert_model_parallel_size=parallel.expert_model_parallel_size,
+        expert_tensor_parallel_size=1,  # experts are small matrices: ranks share their number, not each one
         create_gloo_process_groups=False,
         distributed_timeout_minutes=int(COLLECTIVE_TIMEOUT.total_seconds() // 60),
     )

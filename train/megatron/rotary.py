@@ -18,10 +18,10 @@ def provide_fused_rotary() -> None:
 
 
 def rotate(x: torch.Tensor, angles: torch.Tensor, interleaved: bool = False) -> torch.Tensor:
-    """Rotate x [s, b, heads, d] by angles [s, 1, 1, d] (float32, both halves alike)."""
-    if interleaved or angles.shape[-1] != x.shape[-1]:
-        raise ValueError("rotary embedding of interleaved pairs or of a part of each head is not implemented")
-    half = angles[..., : x.shape[-1] // 2]
+    """Rotate the first d elements of each head of x [s, b, heads, >= d] by angles [s, 1, 1, d] (both halves alike)."""
+    if interleaved:
+        raise ValueError("rotary embedding of interleaved pairs is not implemented")
+    half = angles[..., : angles.shape[-1] // 2]
     rotated: torch.Tensor = _Rotate.apply(x, half.cos().to(x.dtype), half.sin().to(x.dtype))
     return rotated
 
@@ -29,7 +29,7 @@ def rotate(x: torch.Tensor, angles: torch.Tensor, interleaved: bool = False) -> 
 def rotate_packed(
     x: torch.Tensor, cu_seqlens: torch.Tensor, angles: torch.Tensor, cp_size: int = 1, cp_rank: int = 0, **_: Any
 ) -> torch.Tensor:
-    """Rotate packed x [t, heads, d]; each sequence ``cu_seqlens[i]:cu_seqlens[i + 1]`` starts at position 0."""
+    """Rotate packed x [t, heads, >= d]; each sequence ``cu_seqlens[i]:cu_seqlens[i + 1]`` starts at position 0."""
     if cp_size != 1:
         raise ValueError(f"packed sequences on context-parallel rank {cp_rank} of {cp_size} are not implemented")
     lengths = cu_seqlens.diff().tolist()
@@ -38,7 +38,7 @@ def rotate_packed(
 
 
 class _Rotate(torch.autograd.Function):
-    """(a, b) -> (a cos - b sin, b cos + a sin) on the halves of each head; backwards by the negative angle."""
+    """(a, b) -> (a cos - b sin, b cos + a sin) on the halves of what is turned; backwards by the negative angle."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
@@ -53,8 +53,11 @@ class _Rotate(torch.autograd.Function):
 
 def _turn(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
     result = x.new_empty(x.shape)
-    a, b = x.chunk(2, dim=-1)
-    first, second = result.chunk(2, dim=-1)
+    width = 2 * cos.shape[-1]
+    a, b = x[..., :width].chunk(2, dim=-1)
+    first, second = result[..., :width].chunk(2, dim=-1)
     torch.mul(a, cos, out=first).addcmul_(b, sin, value=-1)
     torch.mul(b, cos, out=second).addcmul_(a, sin)
+    if width < x.shape[-1]:
+        result[..., width:] = x[..., width:]
     return result

@@ -61,6 +61,8 @@ class GeneralDecoder(Decoder):
         self._accepted = frozenset(inspect.signature(self._model.forward).parameters)
         self._config, self._device = self._model.config, device
         self._shapes = {name: parameter.shape for name, parameter in self._model.named_parameters()}
+        saved = self._model.state_dict()
+        self._buffers = {name: buffer for name, buffer in self._model.named_buffers() if name in saved}
         self.cache_tokens = max_total_tokens if max_total_tokens is not None else max_rows * round_up(max_len)
         self._batches: list[_Batch] = []
         self.vocab_size = self._config.get_text_config().vocab_size
@@ -120,7 +122,7 @@ class GeneralDecoder(Decoder):
 
     @property
     def weights(self) -> WeightTable:
-        own = {name: parameter.data for name, parameter in self._model.named_parameters()}
+        own = {name: parameter.data for name, parameter in self._model.named_parameters()} | self._buffers
         aliases = {
             name: first
             for name, parameter in self._model.named_parameters(remove_duplicate=False)
@@ -132,7 +134,7 @@ class GeneralDecoder(Decoder):
         if on_disk.keys() == own.keys():
             return WeightTable({name: Slot(data, data.shape) for name, data in own.items()}, aliases)
         # transformers keeps some of these weights in another form (fused experts): they are gathered and converted.
-        staged = {name: torch.empty(shape, dtype=self._model.dtype) for name, shape in on_disk.items()}
+        staged = {name: torch.empty(like.shape, dtype=like.dtype) for name, like in on_disk.items()}
         slots = {name: Slot(tensor, tensor.shape) for name, tensor in staged.items()}
         return WeightTable(slots, aliases, apply=lambda: self._convert(staged))
 
@@ -190,18 +192,20 @@ class GeneralDecoder(Decoder):
         held.lengths = torch.cat((held.lengths, batch.lengths))
         held.rows = np.concatenate((held.rows, batch.rows))
 
-    def _names_on_disk(self, own: Mapping[str, torch.Tensor]) -> dict[str, torch.Size]:
-        """Names and shapes as a checkpoint has them, found without touching the data."""
+    def _names_on_disk(self, own: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Names, shapes and dtypes as a checkpoint has them, found without touching the data."""
         from transformers.core_model_loading import revert_weight_conversion
 
         shapes = {name: torch.empty(data.shape, dtype=data.dtype, device="meta") for name, data in own.items()}
-        return {name: tensor.shape for name, tensor in revert_weight_conversion(self._model, shapes).items()}
+        return dict(revert_weight_conversion(self._model, shapes))
 
     def _convert(self, staged: dict[str, torch.Tensor]) -> None:
         fresh = type(self._model).from_pretrained(None, config=self._config, state_dict=staged, dtype=self._model.dtype)
-        new = dict(fresh.named_parameters())
+        new = fresh.state_dict()
         for name, parameter in self._model.named_parameters():
             parameter.data.copy_(new[name])
+        for name, buffer in self._buffers.items():
+            buffer.copy_(new[name])
 
     def _to_device(self, values: np.ndarray) -> torch.Tensor:
         return torch.from_numpy(values).to(self._device)

@@ -12,10 +12,9 @@ def device_problems(config: RunConfig) -> Iterator[str]:
     for option, size in (
         ("--pipeline-model-parallel-size", parallel.pipeline_model_parallel_size),
         ("--context-parallel-size", parallel.context_parallel_size),
-        ("--expert-model-parallel-size", parallel.expert_model_parallel_size),
     ):
         if size > 1:
-            yield f"{option} {size}: this version trains with tensor and data parallelism only; use 1"
+            yield f"{option} {size}: this version trains with tensor, data and expert parallelism only; use 1"
     if parallel.sequence_parallel and parallel.tensor_model_parallel_size == 1:
         yield "--sequence-parallel needs --tensor-model-parallel-size of at least 2; leave it out"
     replica, world = config.model_replica_size, config.actor_world_size
@@ -24,6 +23,11 @@ def device_problems(config: RunConfig) -> Iterator[str]:
             f"--actor-num-nodes {job.actor_num_nodes} x --actor-num-gpus-per-node {job.actor_num_gpus_per_node} = "
             f"{world} devices do not hold whole replicas of {replica} (tensor x pipeline x context parallel size); use "
             f"a multiple of {replica}"
+        )
+    elif world % config.smallest_world_size:
+        yield (
+            f"{world} training devices cannot share the experts between {parallel.expert_model_parallel_size} "
+            "(--expert-model-parallel-size); use a multiple of it"
         )
     per_engine = job.rollout_num_gpus_per_engine
     if per_engine > 1:

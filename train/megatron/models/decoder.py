@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
 from train.megatron.models.heads import head_dim
-from train.megatron.weights.table import COLUMN, ROW, WeightEntry
+from train.megatron.weights.table import COLUMN, ROW, LayerChoice, WeightEntry
 from train.megatron.weights.transforms import MERGE_GATE_UP, MERGE_QKV
 
 USED_FIELDS = frozenset(
@@ -29,17 +29,22 @@ _M = "decoder.layers.{layer}."
 _H = "model.layers.{layer}."
 
 EMBEDDING = WeightEntry("embedding.word_embeddings.weight", ("model.embed_tokens.weight",), split=COLUMN, vocab=True)
-NORMS_AND_MLP = (
+NORMS = (
     WeightEntry(_M + "input_layernorm.weight", (_H + "input_layernorm.weight",)),
     WeightEntry(_M + "pre_mlp_layernorm.weight", (_H + "post_attention_layernorm.weight",)),
-    WeightEntry(
-        _M + "mlp.linear_fc1.weight",
-        (_H + "mlp.gate_proj.weight", _H + "mlp.up_proj.weight"),
-        MERGE_GATE_UP,
-        split=COLUMN,
-    ),
-    WeightEntry(_M + "mlp.linear_fc2.weight", (_H + "mlp.down_proj.weight",), split=ROW),
 )
+
+
+def dense_mlp(where: LayerChoice | None = None) -> tuple[WeightEntry, ...]:
+    """Rows of a gated MLP, in all layers or some."""
+    gate_up = (_H + "mlp.gate_proj.weight", _H + "mlp.up_proj.weight")
+    return (
+        WeightEntry(_M + "mlp.linear_fc1.weight", gate_up, MERGE_GATE_UP, split=COLUMN, where=where),
+        WeightEntry(_M + "mlp.linear_fc2.weight", (_H + "mlp.down_proj.weight",), split=ROW, where=where),
+    )
+
+
+NORMS_AND_MLP = (*NORMS, *dense_mlp())
 ATTENTION = (
     WeightEntry(
         _M + "self_attention.linear_qkv.weight",
@@ -49,21 +54,35 @@ ATTENTION = (
     ),
     WeightEntry(_M + "self_attention.linear_proj.weight", (_H + "self_attn.o_proj.weight",), split=ROW),
 )
-QKV_BIAS = (
-    WeightEntry(
-        _M + "self_attention.linear_qkv.bias",
-        (_H + "self_attn.q_proj.bias", _H + "self_attn.k_proj.bias", _H + "self_attn.v_proj.bias"),
-        MERGE_QKV,
-        split=COLUMN,
-    ),
-)
-QK_NORM = (
-    WeightEntry(_M + "self_attention.q_layernorm.weight", (_H + "self_attn.q_norm.weight",)),
-    WeightEntry(_M + "self_attention.k_layernorm.weight", (_H + "self_attn.k_norm.weight",)),
-)
+
+
+def qkv_bias(where: LayerChoice | None = None) -> tuple[WeightEntry, ...]:
+    """The row of the biases on query, key and value; ``where`` asks the config whether there are any."""
+    names = tuple(f"{_H}self_attn.{part}_proj.bias" for part in "qkv")
+    return (WeightEntry(_M + "self_attention.linear_qkv.bias", names, MERGE_QKV, split=COLUMN, where=where),)
+
+
+QKV_BIAS = qkv_bias()
+
+
+def qk_norm(where: LayerChoice | None = None) -> tuple[WeightEntry, ...]:
+    """Rows of the norms of each query and key head; ``where`` asks the config whether there are any."""
+    return (
+        WeightEntry(_M + "self_attention.q_layernorm.weight", (_H + "self_attn.q_norm.weight",), where=where),
+        WeightEntry(_M + "self_attention.k_layernorm.weight", (_H + "self_attn.k_norm.weight",), where=where),
+    )
+
+
+QK_NORM = qk_norm()
 FINAL_NORM = WeightEntry("decoder.final_layernorm.weight", ("model.norm.weight",))
 HEAD = WeightEntry(
     "output_layer.weight", ("lm_head.weight",), split=COLUMN, vocab=True, tied_to="model.embed_tokens.weight"
+)
+
+# Norms of what a layer adds to the residual stream (PostNorm).
+POST_NORMS = (
+    WeightEntry(_M + "self_attn_bda.norm.weight", (_H + "post_self_attn_layernorm.weight",)),
+    WeightEntry(_M + "mlp_bda.norm.weight", (_H + "post_mlp_layernorm.weight",)),
 )
 
 
@@ -122,29 +141,48 @@ def decoder_arguments(hf_config: Any) -> dict[str, Any]:
         "share_embeddings_and_output_weights": bool(hf_config.tie_word_embeddings),
         "position_embedding_type": "rope",
         "rotary_base": hf_config.rope_parameters["rope_theta"],
+        "rotary_percent": hf_config.rope_parameters.get("partial_rotary_factor", 1.0),
     }
 
 
 def decoder_spec(transformer_config: Any, _hf_config: Any) -> Any:
     """Megatron's local layers with our norms and our core attention, for every layer of this pipeline stage."""
+    return block_spec(transformer_config, lambda _: layer_spec(transformer_config))
+
+
+def layer_spec(transformer_config: Any, *, experts: int | None = None) -> Any:
+    """One of Megatron's local layers with our norms, activation and core attention; with ``experts``, a mixture."""
     from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
     from megatron.core.transformer.identity_op import IdentityOp
-    from megatron.core.transformer.transformer_block import TransformerBlockSubmodules, get_num_layers_to_build
 
     from train.megatron.activation import SwiGLU
     from train.megatron.attention import CausalAttention
     from train.megatron.norm import RMSNorm
 
-    layer = get_gpt_layer_local_spec(qk_layernorm=transformer_config.qk_layernorm, normalization="RMSNorm")
+    layer = get_gpt_layer_local_spec(
+        num_experts=experts, qk_layernorm=transformer_config.qk_layernorm, normalization="RMSNorm"
+    )
     layer.submodules.input_layernorm = RMSNorm
     layer.submodules.pre_mlp_layernorm = RMSNorm
-    layer.submodules.mlp.submodules.activation_func = SwiGLU
+    mlp = layer.submodules.mlp.submodules
+    for part in (mlp.experts, mlp.shared_experts) if experts else (layer.submodules.mlp,):
+        part.submodules.activation_func = SwiGLU
     attention = layer.submodules.self_attention.submodules
     attention.core_attention = CausalAttention
     attention.q_layernorm = attention.k_layernorm = RMSNorm if transformer_config.qk_layernorm else IdentityOp
-    return TransformerBlockSubmodules(
-        layer_specs=[layer] * get_num_layers_to_build(transformer_config), layer_norm=RMSNorm
-    )
+    return layer
+
+
+def block_spec(transformer_config: Any, layer: Callable[[int], Any]) -> Any:
+    """The decoder's part on this pipeline stage; ``layer(i)`` is the spec of layer i, from 0 over the whole model."""
+    from megatron.core.transformer.transformer_block import TransformerBlockSubmodules, get_num_layers_to_build
+    from megatron.core.transformer.transformer_layer import get_transformer_layer_offset
+
+    from train.megatron.norm import RMSNorm
+
+    first = get_transformer_layer_offset(transformer_config)
+    count = get_num_layers_to_build(transformer_config)
+    return TransformerBlockSubmodules(layer_specs=[layer(i) for i in range(first, first + count)], layer_norm=RMSNorm)
 
 
 def no_sliding_layers(layer_types: Sequence[str] | None) -> str | None:

@@ -18,9 +18,10 @@ class ModelFamily:
     transformer_config: Hugging Face config -> keyword arguments of Megatron's TransformerConfig that describe the
     architecture (how it runs, dtype and parallel sizes, is added by ``train.megatron.model``). gpt_model: likewise for
     GPTModel. layer_spec: (TransformerConfig, Hugging Face config) -> Megatron's spec of the decoder block; it imports
-    Megatron, so it is called only after ``prepare_megatron``. inverse_frequencies: rotary frequencies [head_dim / 2] in
-    float32. heads: geometry of the merged query/key/value matrix. shapes: of every Hugging Face tensor that ``weights``
-    names, by the name with ``{layer}`` left open.
+    Megatron, so it is called only after ``prepare_megatron``. inverse_frequencies: of each rotated pair of elements,
+    in float32. heads: geometry of the merged query/key/value matrix in a layer (None outside of layers). shapes: of
+    every Hugging Face tensor that ``weights`` names, by the name with ``{layer}`` and ``{expert}`` left open, or filled
+    in where layers differ. shared: sizes that tensor-parallel ranks share and so have to divide, by the field's name.
     """
 
     model_type: str
@@ -30,5 +31,10 @@ class ModelFamily:
     gpt_model: Callable[[Any], dict[str, Any]]
     layer_spec: Callable[[Any, Any], Any]
     inverse_frequencies: Callable[[Any], Any]
-    heads: Callable[[Any], HeadGeometry]
+    heads: Callable[[Any, int | None], HeadGeometry]
     shapes: Callable[[Any], dict[str, tuple[int, ...]]]
+    shared: tuple[str, ...] = ("num_key_value_heads", "num_attention_heads", "intermediate_size")
+
+    def experts(self, hf_config: Any) -> int:
+        """Experts in each layer that has any; 0 for a dense model."""
+        return self.weights.experts(hf_config) if self.weights.experts else 0

@@ -26,6 +26,7 @@ class ConfigFields:
     accepts: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     checks: Mapping[str, Callable[[Any], str | None]] = field(default_factory=dict)
     without_effect: frozenset[str] = WITHOUT_EFFECT
+    together: Callable[[Any], str | None] | None = None  # of the whole config: why its values do not go together
 
     def check(self, hf_config: Any, source: str) -> None:
         """Raise InputError naming the first field whose value this family does not implement, and ``source``."""
@@ -38,6 +39,8 @@ class ConfigFields:
             value = getattr(hf_config, name, None)
             if reason := reason_against(value):
                 raise _refusal(source, hf_config, name, value, reason)
+        if self.together is not None and (reason := self.together(hf_config)):
+            raise InputError(f"{source}: this {hf_config.model_type} config is not supported: {reason}")
         known = self.used | self.accepts.keys() | self.checks.keys() | self.without_effect
         for declared in _declared_fields(hf_config):
             value = getattr(hf_config, declared.name)

@@ -13,6 +13,6 @@ def head_dim(hf_config: Any) -> int:
     return int(explicit or hf_config.hidden_size // hf_config.num_attention_heads)
 
 
-def head_geometry(hf_config: Any) -> HeadGeometry:
+def head_geometry(hf_config: Any, _layer: int | None = None) -> HeadGeometry:
     """Geometry of the merged query/key/value matrix."""
     return HeadGeometry(head_dim(hf_config), hf_config.num_attention_heads // hf_config.num_key_value_heads)

@@ -12,15 +12,25 @@ from train.megatron.models.heads import head_dim
 _LLAMA3 = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
 SUPPORTED_ROPE = {"default": (), "linear": ("factor",), "llama3": _LLAMA3}  # and the numbers that each goes by
 _MOST = 1e18
+_YARN_OPTIONAL = ("beta_fast", "beta_slow", "mscale", "mscale_all_dim", "attention_factor")
+_YARN = ("factor", "original_max_position_embeddings")
 
 
 def unsupported_rope(parameters: Any) -> str | None:
+    """Why these ``rope_parameters`` cannot be used where every element of a head is turned, or None."""
+    if parameters and parameters.get("partial_rotary_factor", 1.0) != 1.0:
+        return "a partial rotary embedding is not implemented for this family"
+    return unsupported_partial_rope(parameters)
+
+
+def unsupported_partial_rope(parameters: Any) -> str | None:
     """Why these ``rope_parameters`` cannot be used, or None."""
     kind = (parameters or {}).get("rope_type", "default")
     if not isinstance(kind, str) or kind not in SUPPORTED_ROPE:
         return f"rope_type {kind!r} is not implemented, of {', '.join(SUPPORTED_ROPE)}"
-    if parameters and parameters.get("partial_rotary_factor", 1.0) != 1.0:
-        return "a partial rotary embedding is not implemented for this family"
+    turned = (parameters or {}).get("partial_rotary_factor", 1.0)
+    if not isinstance(turned, int | float) or isinstance(turned, bool) or not 0 < turned <= 1:
+        return f"partial_rotary_factor has to be a number above 0 and at most 1, not {turned!r}"
     for name in ("rope_theta", *SUPPORTED_ROPE[kind]):
         value = (parameters or {}).get(name)
         if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value <= _MOST:
@@ -30,21 +40,86 @@ def unsupported_rope(parameters: Any) -> str | None:
     return None
 
 
+def unsupported_latent_rope(parameters: Any) -> str | None:
+    """The same for latent attention, which published models scale by yarn."""
+    parameters = parameters or {}
+    if parameters.get("rope_type", "default") != "yarn":
+        if parameters.get("rope_type", "default") != "default":
+            return f"rope_type {parameters['rope_type']!r} is not implemented, of default, yarn"
+        return unsupported_rope(parameters)
+    if reason := unsupported_yarn(parameters):
+        return reason
+    if yarn_scale(parameters) != 1.0:
+        return "cosine and sine would be scaled (mscale is not mscale_all_dim), which latent attention does not do here"
+    return None
+
+
+def unsupported_yarn(parameters: dict[str, Any]) -> str | None:
+    """Why these parameters of yarn cannot be used, or None."""
+    numbers = ("rope_theta", *_YARN, *(n for n in _YARN_OPTIONAL if parameters.get(n) is not None))
+    for name in numbers:
+        value = parameters.get(name)
+        if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value <= _MOST:
+            return f"{name} has to be a number, not {value!r}"
+    if parameters["factor"] < 1 or parameters["rope_theta"] <= 1:
+        return "yarn needs a factor of at least 1 and a rope_theta above 1"
+    return None
+
+
+def yarn_scale(parameters: dict[str, Any]) -> float:
+    """What yarn multiplies cosine and sine by (Peng et al. 2023, equation 22, with transformers' two mscales)."""
+    if parameters.get("attention_factor") is not None:
+        return float(parameters["attention_factor"])
+    factor, mscale, over_all = (parameters.get(name) for name in ("factor", "mscale", "mscale_all_dim"))
+    if mscale and over_all:
+        return _log_scale(factor, mscale) / _log_scale(factor, over_all)
+    return _log_scale(factor, 1.0)
+
+
+def _log_scale(factor: Any, mscale: Any) -> float:
+    return 1.0 if factor <= 1 else 0.1 * float(mscale) * math.log(factor) + 1.0
+
+
+def rotary_dim(hf_config: Any) -> int:
+    """Elements of each head that are turned, from the first."""
+    return int(head_dim(hf_config) * hf_config.rope_parameters.get("partial_rotary_factor", 1.0))
+
+
 def inverse_frequencies(hf_config: Any) -> torch.Tensor:
-    """Angle per position of each pair of elements: float32 [head_dim / 2] on the host, bit-equal to transformers'.
+    """Angle per position of each turned pair of elements: float32 on the host, bit-equal to transformers'.
 
     ``linear`` divides all of them by ``factor``; ``llama3`` divides the long wavelengths and blends between two bounds
     (Llama 3.1, section "Long context"; Megatron's own version of it has the bounds fixed).
     """
     rope = hf_config.rope_parameters
-    dim = head_dim(hf_config)
+    dim = rotary_dim(hf_config)
     frequencies = 1.0 / rope["rope_theta"] ** (torch.arange(0, dim, 2, dtype=torch.int64).float() / dim)
     kind = rope.get("rope_type", "default")
     if kind == "linear":
         return frequencies / rope["factor"]
     if kind == "llama3":
         return _llama3(frequencies, rope)
+    if kind == "yarn":
+        return _yarn(dim, rope)
     return frequencies
+
+
+def _yarn(dim: int, rope: dict[str, Any]) -> torch.Tensor:
+    """Long wavelengths are divided by ``factor``, short ones kept, with a ramp between (Peng et al. 2023, 3.2)."""
+    base, context = rope["rope_theta"], rope["original_max_position_embeddings"]
+
+    def pair(rotations: float) -> float:
+        """Of the pair of elements that turns so many times over the context."""
+        return (dim * math.log(context / (rotations * 2 * math.pi))) / (2 * math.log(base))
+
+    low, high = pair(rope.get("beta_fast") or 32), pair(rope.get("beta_slow") or 1)
+    if rope.get("truncate", True):
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, dim - 1)
+    ramp = (torch.arange(dim // 2, dtype=torch.float32) - low) / ((high - low) or 0.001)
+    kept = 1 - ramp.clamp(0, 1)
+    wavelength = base ** (torch.arange(0, dim, 2).float() / dim)
+    return 1.0 / (rope["factor"] * wavelength) * (1 - kept) + 1.0 / wavelength * kept
 
 
 def _llama3(frequencies: torch.Tensor, rope: dict[str, float]) -> torch.Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -18,17 +18,22 @@ if TYPE_CHECKING:
     from train.megatron.models.family import ModelFamily
 
 _LAYER = re.compile(r"decoder\.layers\.(\d+)\.")
+_EXPERT = re.compile(r"\.local_experts\.(\d+)\.")
 
 
 @dataclass(frozen=True)
 class Shard:
-    """The part of one Hugging Face tensor that one rank holds: ``[start, stop)`` along ``axis`` (None: all of it)."""
+    """The part of one Hugging Face tensor that one rank holds: ``[start, stop)`` along ``axis`` (None: all of it).
+
+    ``index``: the part is one entry along the first axis, which it does not have itself.
+    """
 
     name: str
     shape: tuple[int, ...]  # of the whole tensor
     axis: int | None
     start: int
     stop: int
+    index: int | None = None
 
 
 @dataclass(frozen=True)
@@ -48,13 +53,27 @@ class BoundWeight:
         """
         transform = self.placed.entry.transform
         regions = transform.regions(self.parameter, self.heads)
+        if self.placed.entry.fused:
+            return self._fused(regions, rank)
         return [
             (self._shard(name, transform.part_shape(region), rank), region)
             for name, region in zip(self.placed.hf, regions, strict=True)
         ]
 
+    def _fused(self, regions: tuple[torch.Tensor, ...], rank: int) -> list[tuple[Shard, torch.Tensor]]:
+        (name,) = self.placed.hf
+        parts = [self._shard(name, self.placed.entry.transform.part_shape(region), rank) for region in regions]
+        starts = [sum(part.shape[0] for part in parts[:i]) for i in range(len(parts) + 1)]
+        whole = (starts[-1], *parts[0].shape[1:])
+        return [
+            (Shard(name, whole, 0, first + part.start, first + part.stop), region)
+            for first, part, region in zip(starts, parts, regions, strict=False)
+        ]
+
     def _shard(self, name: str, local: tuple[int, ...], rank: int) -> Shard:
-        axis = self.placed.entry.split
+        axis, stack = self.placed.entry.split, self.placed.stack
+        if stack is not None:
+            return Shard(name, (stack, *local), None, 0, 0, self.placed.expert)
         whole = list(local)
         if axis is not None:
             whole[axis] *= self.tensor_parallel_size
@@ -80,22 +99,40 @@ def bind(model: GPTModel, family: ModelFamily, hf_config: Any) -> Iterator[Bound
             yield BoundWeight(
                 weight,
                 parameters[name],
-                family.heads(hf_config),
+                family.heads(hf_config, weight.layer),
                 hf_config.vocab_size,
                 parallel_state.get_tensor_model_parallel_world_size(),
             )
 
 
 def whole_model_names(model: GPTModel) -> dict[str, torch.Tensor]:
-    """This rank's parameters by the name they have in a model that is not split into pipeline stages."""
-    return {name: parameter.detach() for name, parameter in trained_parameters(model).items()}
+    """This rank's parameters and saved buffers by the name they have in a model that no rank shares with another."""
+    rename = _renaming(model)
+    tensors = {rename(name): parameter.detach() for name, parameter in model.named_parameters()}
+    for prefix, module in model.named_modules():
+        for name, buffer in module.named_buffers(prefix, recurse=False):
+            if name.rpartition(".")[2] not in module._non_persistent_buffers_set:
+                tensors[rename(name)] = buffer
+    return tensors
 
 
 def trained_parameters(model: GPTModel) -> dict[str, torch.nn.Parameter]:
-    """The same, as the very objects that an optimizer was made for."""
+    """The parameters alone, as the very objects that an optimizer was made for."""
+    rename = _renaming(model)
+    return {rename(name): parameter for name, parameter in model.named_parameters()}
+
+
+def _renaming(model: GPTModel) -> Callable[[str], str]:
+    """Layers counted over all pipeline stages, experts over all expert-parallel ranks."""
+    from megatron.core import parallel_state
+
     numbers = [layer.layer_number - 1 for layer in model.decoder.layers]
+    experts = model.config.num_moe_experts or 0
+    first = experts // parallel_state.get_expert_model_parallel_world_size()
+    first *= parallel_state.get_expert_model_parallel_rank()
 
     def rename(name: str) -> str:
-        return _LAYER.sub(lambda match: f"decoder.layers.{numbers[int(match[1])]}.", name, count=1)
+        name = _LAYER.sub(lambda match: f"decoder.layers.{numbers[int(match[1])]}.", name, count=1)
+        return _EXPERT.sub(lambda match: f".local_experts.{first + int(match[1])}.", name, count=1)
 
-    return {rename(name): parameter for name, parameter in model.named_parameters()}
+    return rename

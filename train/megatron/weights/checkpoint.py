@@ -38,11 +38,14 @@ class HfCheckpoint:
     def __exit__(self, *exception: object) -> None:
         self._stack.close()
 
-    def check_names(self, expected: Iterable[str], optional: Iterable[str]) -> None:
-        """Raise InputError unless the directory holds exactly the expected names (and any of the optional ones)."""
+    def check_names(self, expected: Iterable[str], optional: Iterable[str], beyond: tuple[str, ...] = ()) -> None:
+        """Raise InputError unless the directory holds exactly the expected names, and any of the optional ones.
+
+        beyond: names that begin so are optional too.
+        """
         wanted = set(expected)
         missing = sorted(wanted - self.file_of.keys())
-        extra = sorted(self.file_of.keys() - wanted - set(optional))
+        extra = sorted(n for n in self.file_of.keys() - wanted - set(optional) if not n.startswith(beyond))
         if missing:
             raise InputError(
                 f"{self.source} {self.directory}: {len(missing)} tensors that this model needs are not there: "
@@ -81,6 +84,10 @@ class HfCheckpoint:
     def read(self, shard: Shard) -> torch.Tensor:
         """The part of a tensor that a shard names, in the file's dtype; where the layout allows, a view of the file."""
         part = self.check(shard.name, shard.shape)
+        if shard.index is not None:
+            entry: torch.Tensor = part[shard.index]
+            self.bytes_read += entry.numel() * entry.element_size()
+            return entry
         along = slice(shard.start, shard.stop)
         tensor: torch.Tensor = part[along] if shard.axis == 0 else part[:, along] if shard.axis == 1 else part[:]
         self.bytes_read += tensor.numel() * tensor.element_size()

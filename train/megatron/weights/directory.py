@@ -62,7 +62,7 @@ class ModelDirectoryWriter:
         self._pending_bytes = 0
         self._shards: list[list[str]] = []
         self._total_bytes = 0
-        self._dtypes: set[torch.dtype] = set()
+        self._sizes: dict[torch.dtype, int] = {}
 
     def add(self, name: str, tensor: torch.Tensor) -> None:
         """Take one tensor, on any device; it must keep its value until the shard that it belongs to is written."""
@@ -72,13 +72,13 @@ class ModelDirectoryWriter:
         self._pending[name] = tensor.detach().cpu().contiguous()
         self._pending_bytes += size
         self._total_bytes += size
-        self._dtypes.add(tensor.dtype)
+        self._sizes[tensor.dtype] = self._sizes.get(tensor.dtype, 0) + size
 
     def finish(self, hf_config: Any, source_dir: str | Path | None) -> None:
         """Write what is left, the index, the config and what ``source_dir`` carries; give the directory its name."""
         self._write_shard()
         self._name_shards()
-        write_json(self.work / "config.json", config_with_dtype(hf_config, source_dir, self._dtypes))
+        write_json(self.work / "config.json", config_with_dtype(hf_config, source_dir, self._dtype()))
         for file in carried_files(source_dir):
             shutil.copyfile(file, self.work / file.name)
         self.complete = True
@@ -90,6 +90,10 @@ class ModelDirectoryWriter:
         """Remove what has been written, unless it is the whole model."""
         if not self.complete:
             shutil.rmtree(self.work, ignore_errors=True)
+
+    def _dtype(self) -> torch.dtype:
+        """Of most of the model; a few buffers may be wider."""
+        return max(self._sizes, key=lambda dtype: self._sizes[dtype])
 
     def _make_room(self) -> None:
         try:
@@ -122,14 +126,13 @@ class ModelDirectoryWriter:
         write_json(self.work / "model.safetensors.index.json", index)
 
 
-def config_with_dtype(hf_config: Any, source_dir: str | Path | None, dtypes: set[torch.dtype]) -> dict[str, Any]:
+def config_with_dtype(hf_config: Any, source_dir: str | Path | None, dtype: torch.dtype) -> dict[str, Any]:
     """The source's own config.json where there is one, with the dtype that the weights really have."""
     config: dict[str, Any]
     if source_dir is None:
         config = hf_config.to_dict()
     else:
         config = json.loads((Path(source_dir) / "config.json").read_text(encoding="utf-8"))
-    (dtype,) = dtypes
     name = str(dtype).removeprefix("torch.")
     config["dtype"] = name
     if "torch_dtype" in config:  # its name before transformers 5

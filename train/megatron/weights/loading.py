@@ -70,16 +70,22 @@ def check_weights(family: ModelFamily, hf_config: Any, directory: str | Path, so
         check_names(checkpoint, family, hf_config, values=False)
         for weight in family.weights.place(hf_config).values():
             for pattern, name in zip(weight.patterns, weight.hf, strict=True):
-                checkpoint.check(name, shapes[pattern])
+                checkpoint.check(name, shapes.get(name) or shapes[pattern])
 
 
-def check_names(checkpoint: HfCheckpoint, family: ModelFamily, hf_config: Any, *, values: bool = True) -> None:
-    """Raise InputError unless the files hold exactly the tensors of this model (values: and tied ones are copies)."""
-    placed = family.weights.place(hf_config).values()
+def check_names(
+    checkpoint: HfCheckpoint, family: ModelFamily, hf_config: Any, *, values: bool = True, trained: bool = False
+) -> None:
+    """Raise InputError unless the files hold exactly the tensors of this model (values: and tied ones are copies).
+
+    trained: only those that an optimizer trains.
+    """
+    placed = [w for w in family.weights.place(hf_config).values() if not (trained and w.entry.buffer)]
     tied = [weight for weight in placed if weight.tied]
     checkpoint.check_names(
         expected=[name for weight in placed for name in weight.hf],
         optional=family.weights.ignored_names(hf_config) | {name for weight in tied for name in weight.entry.hf},
+        beyond=family.weights.beyond(hf_config) if family.weights.beyond else (),
     )
     for weight in tied if values else ():
         _check_copy(checkpoint, weight.entry.hf[0], weight.hf[0])

@@ -29,7 +29,8 @@ Regions = Callable[[torch.Tensor, HeadGeometry], tuple[torch.Tensor, ...]]
 class Transform:
     """A named rule. ``regions(parameter, heads)`` gives one view of the parameter per Hugging Face tensor, in order.
 
-    The first ``folded`` axes of a region are one axis, the first, of the Hugging Face tensor. A rule holds for a whole
+    The first ``folded`` axes of a region are one axis, the first, of the Hugging Face tensor, and the last
+    ``folded_last`` are its last. A rule holds for a whole
     parameter and for a tensor-parallel slice of it alike: slicing the Hugging Face tensors and merging the slices gives
     the slice of the merged parameter.
     """
@@ -38,9 +39,12 @@ class Transform:
     parts: int
     regions: Regions
     folded: int = 1
+    folded_last: int = 1
 
     def part_shape(self, region: torch.Tensor) -> tuple[int, ...]:
         """The shape of the (sliced) Hugging Face tensor that a region holds."""
+        if self.folded_last > 1:
+            return (*region.shape[: -self.folded_last], math.prod(region.shape[-self.folded_last :]))
         return (math.prod(region.shape[: self.folded]), *region.shape[self.folded :])
 
     def read(self, parameter: torch.Tensor, heads: HeadGeometry) -> tuple[torch.Tensor, ...]:

@@ -1,0 +1,120 @@
+"""GLM-4.5 and 4.6: dense layers first, then a sigmoid router with a bias, and shared experts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from train.megatron.models.decoder import (
+    ATTENTION,
+    EMBEDDING,
+    FINAL_NORM,
+    HEAD,
+    NORMS,
+    USED_FIELDS,
+    decoder_arguments,
+    decoder_config,
+    qk_norm,
+    qkv_bias,
+    tensor_shapes,
+)
+from train.megatron.models.family import ModelFamily
+from train.megatron.models.fields import WITHOUT_EFFECT, ConfigFields
+from train.megatron.models.heads import head_geometry
+from train.megatron.models.mixture import (
+    WITHOUT_EFFECT_OF_ROUTER,
+    check_router_groups,
+    layers_beyond,
+    mixture_config,
+    mixture_shapes,
+    mixture_spec,
+    mlp_rows,
+    router_bias_row,
+    router_groups,
+    shared_expert_rows,
+    shared_expert_shapes,
+    sigmoid_router_config,
+)
+from train.megatron.models.rope import inverse_frequencies, unsupported_partial_rope
+from train.megatron.weights.table import WeightTable
+
+_BIAS = "model.layers.{layer}.mlp.gate.e_score_correction_bias"
+
+
+def is_mixture(hf_config: Any, layer: int) -> bool:
+    return layer >= int(hf_config.first_k_dense_replace)
+
+
+def sigmoid_mixture(hf_config: Any) -> dict[str, Any]:
+    """Arguments of TransformerConfig for this router and these experts, which DeepSeek-V3 began with."""
+    mixture = mixture_config(
+        hf_config,
+        experts=hf_config.n_routed_experts,
+        width=hf_config.moe_intermediate_size,
+        per_token=hf_config.num_experts_per_tok,
+        shared_width=hf_config.moe_intermediate_size * hf_config.n_shared_experts,
+    )
+    return mixture | sigmoid_router_config(hf_config.routed_scaling_factor) | router_groups(hf_config)
+
+
+def sigmoid_mixture_shapes(hf_config: Any) -> dict[str, tuple[int, ...]]:
+    hidden, width = hf_config.hidden_size, hf_config.moe_intermediate_size
+    return (
+        mixture_shapes(hidden, hf_config.n_routed_experts, width)
+        | shared_expert_shapes(hidden, width * hf_config.n_shared_experts, "shared_experts")
+        | {_BIAS: (hf_config.n_routed_experts,)}
+    )
+
+
+def transformer_config(hf_config: Any) -> dict[str, Any]:
+    attention = {"add_qkv_bias": hf_config.attention_bias, "qk_layernorm": hf_config.use_qk_norm}
+    return decoder_config(hf_config) | attention | sigmoid_mixture(hf_config)
+
+
+def shapes(hf_config: Any) -> dict[str, tuple[int, ...]]:
+    return tensor_shapes(hf_config) | sigmoid_mixture_shapes(hf_config)
+
+
+MIXTURE_FIELDS = frozenset(
+    {
+        "n_routed_experts",
+        "n_shared_experts",
+        "num_experts_per_tok",
+        "moe_intermediate_size",
+        "routed_scaling_factor",
+        "n_group",
+        "topk_group",
+    }
+)
+
+FAMILY = ModelFamily(
+    model_type="glm4_moe",
+    fields=ConfigFields(
+        used=USED_FIELDS | MIXTURE_FIELDS | {"attention_bias", "use_qk_norm", "first_k_dense_replace"},
+        accepts={"hidden_act": ("silu", "swish"), "attention_dropout": (0.0, None), "norm_topk_prob": (True,)},
+        checks={"rope_parameters": unsupported_partial_rope},
+        # layers that predict further tokens are not trained, and not exported
+        without_effect=WITHOUT_EFFECT | WITHOUT_EFFECT_OF_ROUTER | {"num_mtp_layers"},
+        together=check_router_groups,
+    ),
+    weights=WeightTable(
+        entries=(
+            EMBEDDING,
+            *ATTENTION,
+            *qkv_bias(lambda hf_config, _: hf_config.attention_bias),
+            *qk_norm(lambda hf_config, _: hf_config.use_qk_norm),
+            *NORMS,
+            *mlp_rows(is_mixture, (router_bias_row(is_mixture),), shared_expert_rows(is_mixture, "shared_experts")),
+            FINAL_NORM,
+            HEAD,
+        ),
+        experts=lambda hf_config: hf_config.n_routed_experts,
+        beyond=layers_beyond,
+    ),
+    transformer_config=transformer_config,
+    gpt_model=decoder_arguments,
+    layer_spec=mixture_spec(is_mixture),
+    inverse_frequencies=inverse_frequencies,
+    heads=head_geometry,
+    shapes=shapes,
+    shared=("num_key_value_heads", "num_attention_heads", "intermediate_size", "moe_intermediate_size"),
+)

@@ -1,0 +1,111 @@
+"""MiniMax-M2: RMS norm over all query heads and over all key heads at once, a sigmoid router with a bias."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from train.megatron.models.decoder import (
+    ATTENTION,
+    EMBEDDING,
+    FINAL_NORM,
+    HEAD,
+    NORMS,
+    USED_FIELDS,
+    block_spec,
+    decoder_arguments,
+    decoder_config,
+    layer_spec,
+    tensor_shapes,
+)
+from train.megatron.models.family import ModelFamily
+from train.megatron.models.fields import WITHOUT_EFFECT, ConfigFields
+from train.megatron.models.heads import head_dim, head_geometry
+from train.megatron.models.mixture import (
+    WITHOUT_EFFECT_OF_ROUTER,
+    expert_rows,
+    layers_beyond,
+    mixture_config,
+    mixture_shapes,
+    router_bias_row,
+    sigmoid_router_config,
+)
+from train.megatron.models.rope import inverse_frequencies, unsupported_partial_rope
+from train.megatron.weights.table import COLUMN, WeightEntry, WeightTable
+
+_BLOCK = "model.layers.{layer}.block_sparse_moe."
+_BIAS = _BLOCK + "e_score_correction_bias"
+_NAMES = ("w1", "w3", "w2")  # gate, up, down
+_ATTENTION = "decoder.layers.{layer}.self_attention."
+_SELF_ATTN = "model.layers.{layer}.self_attn."
+
+
+def is_mixture(_hf_config: Any, _layer: int) -> bool:
+    return True
+
+
+def transformer_config(hf_config: Any) -> dict[str, Any]:
+    mixture = mixture_config(
+        hf_config,
+        experts=hf_config.num_local_experts,
+        width=hf_config.intermediate_size,
+        per_token=hf_config.num_experts_per_tok,
+    )
+    return decoder_config(hf_config) | {"qk_layernorm": True} | mixture | sigmoid_router_config()
+
+
+def spec(config: Any, _hf_config: Any) -> Any:
+    from train.megatron.norm import KeyHeadsNorm, QueryHeadsNorm
+
+    def layer(_: int) -> Any:
+        built = layer_spec(config, experts=config.num_moe_experts)
+        attention = built.submodules.self_attention.submodules
+        attention.q_layernorm, attention.k_layernorm = QueryHeadsNorm, KeyHeadsNorm
+        return built
+
+    return block_spec(config, layer)
+
+
+def shapes(hf_config: Any) -> dict[str, tuple[int, ...]]:
+    dim, experts = head_dim(hf_config), hf_config.num_local_experts
+    return (
+        tensor_shapes(hf_config)
+        | mixture_shapes(hf_config.hidden_size, experts, hf_config.intermediate_size, _NAMES, _BLOCK)
+        | {
+            _BIAS: (experts,),
+            _SELF_ATTN + "q_norm.weight": (hf_config.num_attention_heads * dim,),
+            _SELF_ATTN + "k_norm.weight": (hf_config.num_key_value_heads * dim,),
+        }
+    )
+
+
+FAMILY = ModelFamily(
+    model_type="minimax_m2",
+    fields=ConfigFields(
+        used=USED_FIELDS | {"num_local_experts", "num_experts_per_tok"},
+        accepts={"hidden_act": ("silu", "swish"), "attention_dropout": (0.0, None), "router_jitter_noise": (0.0,)},
+        checks={"rope_parameters": unsupported_partial_rope},
+        without_effect=WITHOUT_EFFECT | WITHOUT_EFFECT_OF_ROUTER,
+    ),
+    weights=WeightTable(
+        entries=(
+            EMBEDDING,
+            *ATTENTION,
+            WeightEntry(_ATTENTION + "q_layernorm.weight", (_SELF_ATTN + "q_norm.weight",), split=COLUMN),
+            WeightEntry(_ATTENTION + "k_layernorm.weight", (_SELF_ATTN + "k_norm.weight",), split=COLUMN),
+            *NORMS,
+            *expert_rows(is_mixture, _NAMES, _BLOCK),
+            router_bias_row(is_mixture, _BIAS),
+            FINAL_NORM,
+            HEAD,
+        ),
+        experts=lambda hf_config: hf_config.num_local_experts,
+        beyond=layers_beyond,
+    ),
+    transformer_config=transformer_config,
+    gpt_model=decoder_arguments,
+    layer_spec=spec,
+    inverse_frequencies=inverse_frequencies,
+    heads=head_geometry,
+    shapes=shapes,
+    shared=("num_key_value_heads", "num_attention_heads"),
+)

@@ -1,0 +1,139 @@
+"""What families with a mixture of experts have in common: rows of the weight table, config, layer spec.
+
+Megatron dispatches tokens and runs the experts. No auxiliary loss balances them: reinforcement learning leaves the
+router to the policy gradient, as transformers does unless a caller adds the loss that it reports.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from train.megatron.models.decoder import block_spec, dense_mlp, layer_spec
+from train.megatron.weights.table import COLUMN, ROW, LayerChoice, WeightEntry
+from train.megatron.weights.transforms import MERGE_GATE_UP
+
+_M = "decoder.layers.{layer}.mlp."
+_H = "model.layers.{layer}.mlp."
+_EXPERT = _H + "experts.{expert}."
+
+# Of the router's training and of what transformers reports; no forward pass depends on them.
+WITHOUT_EFFECT_OF_ROUTER = frozenset({"router_aux_loss_coef", "output_router_logits"})
+
+
+def expert_rows(
+    is_mixture: LayerChoice,
+    names: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj"),
+    block: str = _H,
+) -> tuple[WeightEntry, ...]:
+    """Router and experts, one Hugging Face tensor for each expert's gate, up and down projection."""
+    gate, up, down = (f"{block}experts.{{expert}}.{name}.weight" for name in names)
+    fc1, fc2 = (f"{_M}experts.local_experts.{{expert}}.linear_{name}.weight" for name in ("fc1", "fc2"))
+    return (
+        WeightEntry(_M + "router.weight", (block + "gate.weight",), where=is_mixture),
+        WeightEntry(fc1, (gate, up), MERGE_GATE_UP, where=is_mixture),
+        WeightEntry(fc2, (down,), where=is_mixture),
+    )
+
+
+def shared_expert_rows(is_mixture: LayerChoice, name: str) -> tuple[WeightEntry, ...]:
+    """The experts that every token goes through, which both sides keep as one wide MLP."""
+    gate, up, down = (f"{_H}{name}.{part}_proj.weight" for part in ("gate", "up", "down"))
+    return (
+        WeightEntry(_M + "shared_experts.linear_fc1.weight", (gate, up), MERGE_GATE_UP, COLUMN, where=is_mixture),
+        WeightEntry(_M + "shared_experts.linear_fc2.weight", (down,), split=ROW, where=is_mixture),
+    )
+
+
+def mlp_rows(is_mixture: LayerChoice, *others: tuple[WeightEntry, ...]) -> tuple[WeightEntry, ...]:
+    """Dense layers' rows, then the mixtures'."""
+    dense = dense_mlp(lambda hf_config, layer: not is_mixture(hf_config, layer))
+    return (*dense, *(row for rows in (expert_rows(is_mixture), *others) for row in rows))
+
+
+def mixture_config(
+    hf_config: Any, *, experts: int, width: int, per_token: int, shared_width: int | None = None
+) -> dict[str, Any]:
+    """Arguments of TransformerConfig for softmax routing over ``experts`` of ``width``, ``per_token`` of them each."""
+    return {
+        "num_moe_experts": experts,
+        "moe_ffn_hidden_size": width,
+        "moe_router_topk": per_token,
+        "moe_shared_expert_intermediate_size": shared_width,
+        "moe_router_load_balancing_type": "none",
+        "moe_aux_loss_coeff": 0.0,
+        "moe_token_dispatcher_type": "alltoall",  # micro-batches of the expert-parallel ranks differ in size
+        "moe_router_pre_softmax": not getattr(hf_config, "norm_topk_prob", True),
+    }
+
+
+def sigmoid_router_config(scaling: float | None = None) -> dict[str, Any]:
+    """Sigmoid scores in float32, chosen with a bias (a buffer) that training leaves as it is (DeepSeek-V3, 2.1.2)."""
+    return {
+        "moe_router_score_function": "sigmoid",
+        "moe_router_pre_softmax": False,
+        "moe_router_enable_expert_bias": True,
+        "moe_router_bias_update_rate": 0.0,
+        "moe_router_dtype": "fp32",
+        "moe_router_topk_scaling_factor": scaling,
+    }
+
+
+def router_groups(hf_config: Any) -> dict[str, Any]:
+    """Experts are chosen from the best groups only (DeepSeek-V3, 2.1.2: node-limited routing)."""
+    if hf_config.n_group in (None, 1):
+        return {}
+    return {"moe_router_num_groups": hf_config.n_group, "moe_router_group_topk": hf_config.topk_group}
+
+
+def check_router_groups(hf_config: Any) -> str | None:
+    """Why this choice of groups cannot be used, or None."""
+    groups, chosen, experts = hf_config.n_group or 1, hf_config.topk_group or 1, hf_config.num_experts_per_tok
+    if groups > 1 and experts // chosen != 2:
+        return (
+            "transformers rates a group by its best two experts, Megatron by its best num_experts_per_tok // "
+            f"topk_group ({experts} // {chosen}); groups can be used only where these are the same"
+        )
+    return None
+
+
+def router_bias_row(is_mixture: LayerChoice, name: str = _H + "gate.e_score_correction_bias") -> WeightEntry:
+    """What is added to the scores for choosing experts."""
+    return WeightEntry(_M + "router.expert_bias", (name,), where=is_mixture, buffer=True)
+
+
+def mixture_shapes(
+    hidden: int,
+    experts: int,
+    width: int,
+    names: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj"),
+    block: str = _H,
+) -> dict[str, tuple[int, ...]]:
+    """Shapes of the tensors that ``expert_rows`` names."""
+    gate, up, down = (f"{block}experts.{{expert}}.{name}.weight" for name in names)
+    return {block + "gate.weight": (experts, hidden), gate: (width, hidden), up: (width, hidden), down: (hidden, width)}
+
+
+def shared_expert_shapes(hidden: int, width: int, name: str) -> dict[str, tuple[int, ...]]:
+    """Shapes of the tensors that ``shared_expert_rows`` names."""
+    gate, up, down = (f"{_H}{name}.{part}_proj.weight" for part in ("gate", "up", "down"))
+    return {gate: (width, hidden), up: (width, hidden), down: (hidden, width)}
+
+
+def layers_beyond(hf_config: Any) -> tuple[str, ...]:
+    """Beginnings of the names of layers after the last, which predict further tokens and are no part of the model."""
+    last = hf_config.num_hidden_layers
+    return tuple(f"model.layers.{last + extra}." for extra in range(getattr(hf_config, "num_mtp_layers", 1) or 1))
+
+
+def mixture_spec(is_mixture: LayerChoice) -> Callable[[Any, Any], Any]:
+    """``layer_spec`` of a family whose layers are dense or mixtures."""
+
+    def spec(transformer_config: Any, hf_config: Any) -> Any:
+        def layer(i: int) -> Any:
+            experts = transformer_config.num_moe_experts if is_mixture(hf_config, i) else None
+            return layer_spec(transformer_config, experts=experts)
+
+        return block_spec(transformer_config, layer)
+
+    return spec
