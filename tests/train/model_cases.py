@@ -16,6 +16,8 @@ from transformers import (
     Glm4MoeForCausalLM,
     Glm4MoeLiteConfig,
     Glm4MoeLiteForCausalLM,
+    GptOssConfig,
+    GptOssForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
     MiniMaxM2Config,
@@ -67,6 +69,17 @@ KINDS: dict[str, tuple[type, type, dict[str, Any]]] = {
         SIGMOID_MIXTURE | {"head_dim": 8, "use_qk_norm": True, "attention_bias": True, "first_k_dense_replace": 1},
     ),
     "glm4_moe_lite": (Glm4MoeLiteConfig, Glm4MoeLiteForCausalLM, SIGMOID_MIXTURE | LATENT | {"q_lora_rank": None}),
+    "gpt_oss": (
+        GptOssConfig, GptOssForCausalLM,
+        {
+            "num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 8, "sliding_window": 5, "pad_token_id": None,
+            "swiglu_limit": 0.5,
+            "rope_parameters": {
+                "rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 32,
+                "truncate": False,
+            },
+        },
+    ),
     "minimax_m2": (
         MiniMaxM2Config, MiniMaxM2ForCausalLM,
         {"num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 8, "intermediate_size": 16, "rotary_dim": 4},

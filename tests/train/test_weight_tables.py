@@ -9,7 +9,16 @@ from tests.train.model_cases import EVERY_MODEL, KINDS, load, on_disk, save_tiny
 from train.megatron.models import FAMILIES
 from train.megatron.weights.binding import BoundWeight, whole_model_names
 from train.megatron.weights.table import COLUMN, PlacedWeight, WeightEntry, WeightTable
-from train.megatron.weights.transforms import IDENTITY, MERGE_GATE_UP, MERGE_QKV, TRANSFORMS, HeadGeometry
+from train.megatron.weights.transforms import (
+    IDENTITY,
+    MERGE_GATE_UP,
+    MERGE_QK,
+    MERGE_QKV,
+    TRANSFORMS,
+    TRANSPOSE,
+    TRANSPOSE_GATE_UP,
+    HeadGeometry,
+)
 
 
 def test_every_family_is_in_these_tests():
@@ -71,22 +80,24 @@ def test_a_parameter_without_a_row_is_refused(one_rank, tmp_path):
 
 
 def test_all_transforms_are_in_the_property_test():
-    assert set(TRANSFORMS) == {IDENTITY, MERGE_QKV, MERGE_GATE_UP}
+    assert set(TRANSFORMS) == {IDENTITY, MERGE_QKV, MERGE_QK, MERGE_GATE_UP, TRANSPOSE, TRANSPOSE_GATE_UP}
 
 
+WHOLE_EXPERTS = (TRANSPOSE, TRANSPOSE_GATE_UP)  # of parameters that no tensor-parallel ranks share
 sizes = st.integers(1, 4)
 
 
 @st.composite
 def weights(draw):
     """A row, and the whole Hugging Face tensors that it joins, for some tensor-parallel size."""
-    transform = draw(st.sampled_from(TRANSFORMS))
+    transform = draw(st.sampled_from([t for t in TRANSFORMS if t not in WHOLE_EXPERTS]))
     ranks, columns, bias = draw(sizes), draw(sizes), draw(st.booleans())
     heads = HeadGeometry(head_dim=draw(sizes), queries_per_group=draw(sizes))
     groups = ranks * draw(sizes)
     rows = {
         IDENTITY: [groups],
         MERGE_GATE_UP: [groups, groups],
+        MERGE_QK: [groups * heads.queries_per_group * heads.head_dim, groups * heads.head_dim],
         MERGE_QKV: [groups * heads.queries_per_group * heads.head_dim, *[groups * heads.head_dim] * 2],
     }[transform]
     shapes = [(count,) if bias else (count, columns) for count in rows]
@@ -116,6 +127,30 @@ def test_transforms_invert_for_any_shape_and_tensor_parallel_size(case):
     slices = [entry.transform.read(parameter, heads) for parameter in parameters]
     for tensor, pieces in zip(tensors, zip(*slices, strict=True), strict=True):
         assert torch.equal(torch.cat(pieces), tensor)
+
+
+@given(st.sampled_from(WHOLE_EXPERTS), sizes, sizes, st.booleans(), sizes)
+def test_transforms_of_experts_invert_for_any_shape(transform, width, inputs, bias, count):
+    """All experts of a layer in one tensor, each turned around."""
+    rows = 2 * width
+    shape = (rows,) if bias else (inputs, rows)
+    stacked = torch.arange(count * torch.Size(shape).numel()).float().view(count, *shape)
+    entry = WeightEntry("p.{expert}", ("stack",), transform)
+    experts = [torch.full((rows,) if bias else (rows, inputs), -1.0) for _ in range(count)]
+    for number, parameter in enumerate(experts):
+        placed = PlacedWeight(entry, "p", ("stack",), expert=number, stack=count)
+        ((shard, region),) = BoundWeight(placed, parameter, HeadGeometry(1, 1), 0, 1).shards(0)
+        assert (shard.shape, shard.index) == (stacked.shape, number)
+        region.copy_(stacked[number].view(region.shape))
+        assert parameter.min() >= 0, "a region leaves a part of the parameter out"
+    back = torch.stack([transform.read(parameter, HeadGeometry(1, 1))[0] for parameter in experts])
+    assert torch.equal(back, stacked)
+
+
+def test_gate_and_up_alternate_in_a_stacked_expert():
+    """Gate rows 0, 1 and up rows 2, 3 of three columns: the tensor's rows are the columns, gate and up in turn."""
+    (tensor,) = TRANSPOSE_GATE_UP.read(torch.arange(12.0).view(4, 3), HeadGeometry(1, 1))
+    assert tensor.tolist() == [[0, 6, 3, 9], [1, 7, 4, 10], [2, 8, 5, 11]]
 
 
 def test_query_groups_lie_as_megatron_splits_them():

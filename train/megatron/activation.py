@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch.nn.functional import silu
+from torch.nn.functional import gelu, silu
 
 
 class SwiGLU(torch.nn.Module):
@@ -23,6 +23,36 @@ class SwiGLU(torch.nn.Module):
             return silu(gate) * up
         result: torch.Tensor = _HostSwiGLU.apply(gate_up)
         return result
+
+
+class GeGLU(torch.nn.Module):
+    """gelu(gate) * up with the tanh approximation of gelu (Shazeer 2020)."""
+
+    def __init__(self, config: Any) -> None:
+        super().__init__()
+        if not config.gated_linear_unit:
+            raise ValueError("GeGLU is for gated_linear_unit")
+
+    def forward(self, gate_up: torch.Tensor) -> torch.Tensor:
+        """[..., 2 * width] -> [..., width]."""
+        gate, up = gate_up.chunk(2, dim=-1)
+        return gelu(gate, approximate="tanh") * up
+
+
+class ClampedSwiGLU(torch.nn.Module):
+    """gate * sigmoid(alpha * gate) * (up + 1) of clamped gate and up, as gpt-oss has it."""
+
+    def __init__(self, config: Any, alpha: float, limit: float) -> None:
+        super().__init__()
+        if not config.gated_linear_unit:
+            raise ValueError("ClampedSwiGLU is for gated_linear_unit")
+        self.alpha, self.limit = alpha, limit
+
+    def forward(self, gate_up: torch.Tensor) -> torch.Tensor:
+        """[..., 2 * width] -> [..., width]."""
+        gate, up = gate_up.chunk(2, dim=-1)
+        gate = gate.clamp(max=self.limit)
+        return gate * torch.sigmoid(self.alpha * gate) * (up.clamp(-self.limit, self.limit) + 1)
 
 
 class _HostSwiGLU(torch.autograd.Function):

@@ -12,6 +12,7 @@ from train.megatron.models.family import ModelFamily
 from train.megatron.models.glm4 import FAMILY as GLM4
 from train.megatron.models.glm4_moe import FAMILY as GLM4_MOE
 from train.megatron.models.glm4_moe_lite import FAMILY as GLM4_MOE_LITE
+from train.megatron.models.gpt_oss import FAMILY as GPT_OSS
 from train.megatron.models.llama import FAMILY as LLAMA
 from train.megatron.models.minimax_m2 import FAMILY as MINIMAX_M2
 from train.megatron.models.qwen2 import FAMILY as QWEN2
@@ -19,7 +20,7 @@ from train.megatron.models.qwen2_moe import FAMILY as QWEN2_MOE
 from train.megatron.models.qwen3 import FAMILY as QWEN3
 from train.megatron.models.qwen3_moe import FAMILY as QWEN3_MOE
 
-_ALL = (DEEPSEEK_V3, GLM4, GLM4_MOE, GLM4_MOE_LITE, LLAMA, MINIMAX_M2, QWEN2, QWEN2_MOE, QWEN3, QWEN3_MOE)
+_ALL = (DEEPSEEK_V3, GLM4, GLM4_MOE, GLM4_MOE_LITE, GPT_OSS, LLAMA, MINIMAX_M2, QWEN2, QWEN2_MOE, QWEN3, QWEN3_MOE)
 FAMILIES: dict[str, ModelFamily] = {family.model_type: family for family in _ALL}
 
 

@@ -67,8 +67,28 @@ def _halves(parameter: torch.Tensor, _heads: HeadGeometry) -> tuple[torch.Tensor
     return parameter.tensor_split(2, dim=0)
 
 
+def _query_key_groups(parameter: torch.Tensor, heads: HeadGeometry) -> tuple[torch.Tensor, ...]:
+    """The same of layers whose keys are their values too."""
+    q = heads.queries_per_group
+    grouped = parameter.unflatten(0, (-1, q + 1, heads.head_dim))
+    return grouped[:, :q], grouped[:, q:]
+
+
+def _transposed(parameter: torch.Tensor, _heads: HeadGeometry) -> tuple[torch.Tensor, ...]:
+    return (parameter.transpose(0, -1),)
+
+
+def _interleaved(parameter: torch.Tensor, _heads: HeadGeometry) -> tuple[torch.Tensor, ...]:
+    """Gate and up alternate along the last axis, and what a weight takes in lies along the first."""
+    halves = parameter.unflatten(0, (2, -1))
+    return (halves.permute(*reversed(range(halves.ndim))),)
+
+
 IDENTITY = Transform("identity", parts=1, regions=_whole)
 MERGE_QKV = Transform("merge qkv by groups", parts=3, regions=_query_groups, folded=3)
+MERGE_QK = Transform("merge qk by groups", parts=2, regions=_query_key_groups, folded=3)
 MERGE_GATE_UP = Transform("merge gate and up", parts=2, regions=_halves)
+TRANSPOSE = Transform("transpose", parts=1, regions=_transposed)
+TRANSPOSE_GATE_UP = Transform("transpose interleaved gate and up", parts=1, regions=_interleaved, folded_last=2)
 
-TRANSFORMS = (IDENTITY, MERGE_QKV, MERGE_GATE_UP)
+TRANSFORMS = (IDENTITY, MERGE_QKV, MERGE_QK, MERGE_GATE_UP, TRANSPOSE, TRANSPOSE_GATE_UP)
