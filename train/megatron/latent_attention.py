@@ -31,7 +31,7 @@ class WholeLinear(torch.nn.Linear):
 
     def __init__(self, config: Any, inputs: int, outputs: int) -> None:
         super().__init__(inputs, outputs, bias=False, dtype=config.params_dtype)
-        self.weight.sequence_parallel = config.sequence_parallel  # Megatron reads it
+        self.weight.sequence_parallel = config.sequence_parallel  # type: ignore[attr-defined]  # Megatron reads it
 
     def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, None]:  # type: ignore[override]
         return super().forward(x), None
