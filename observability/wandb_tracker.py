@@ -5,6 +5,7 @@ from __future__ import annotations
 import netrc
 import os
 import socket
+import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -35,8 +36,9 @@ class WandbTracker:
         team: str | None = None,
         notify: Callable[[str], None],
     ) -> None:
-        os.environ.setdefault("WANDB_ERROR_REPORTING", "false")  # read when the client is imported
-        import wandb
+        files = run_dir / "wandb"
+        files.mkdir(exist_ok=True)
+        wandb = _imported(files)
 
         mode, why = choose_mode()
         self._run: Any = None
@@ -75,6 +77,23 @@ class WandbTracker:
         run, self._run = self._run, None
         if run is not None:
             run.finish()
+
+
+def _imported(files: Path) -> Any:
+    """The client, told to keep what it would put into the home directory and TMPDIR in ``files``.
+
+    As it is imported it makes directories for temporary files, which it removes when the process ends, if that is not
+    killed. Its settings stay where the user has them.
+    """
+    os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
+    os.environ.setdefault("WANDB_CACHE_DIR", str(files / "cache"))
+    os.environ.setdefault("WANDB_DATA_DIR", str(files / "data"))
+    before, tempfile.tempdir = tempfile.tempdir, str(files)
+    try:
+        import wandb
+    finally:
+        tempfile.tempdir = before
+    return wandb
 
 
 def choose_mode(environment: Mapping[str, str] = os.environ) -> tuple[Mode, str]:

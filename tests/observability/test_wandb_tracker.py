@@ -69,6 +69,11 @@ def test_an_offline_run_holds_the_values_of_metrics_jsonl_and_nothing_about_the_
     pytest.importorskip("wandb")
     secret = "0123456789" * 4
     environment = os.environ | {"WANDB_MODE": "offline", "WANDB_API_KEY": secret, "HOME": str(tmp_path / "home")}
+    temporary = tmp_path / "tmp"
+    temporary.mkdir()
+    environment["TMPDIR"] = str(temporary)
+    for variable in ("XDG_CACHE_HOME", "WANDB_CACHE_DIR", "WANDB_DATA_DIR"):
+        environment.pop(variable, None)
     done = subprocess.run(
         [sys.executable, "-c", RUN, str(tmp_path)],
         env=environment,
@@ -78,6 +83,8 @@ def test_an_offline_run_holds_the_values_of_metrics_jsonl_and_nothing_about_the_
         check=True,
     )
     assert "wandb sync" in done.stdout
+    assert [*temporary.iterdir(), *(tmp_path / "home").rglob("*")] == []
+    assert not list((tmp_path / "wandb").glob("tmp*")), "removed when the process ends"
     assert done.stderr == ""
     tracker = MultiTracker([JsonlTracker(tmp_path / "metrics.jsonl")])
     for step in range(20):
