@@ -7,6 +7,7 @@ write to, and the token that its processes show each other in the home directory
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import secrets
 import shutil
@@ -26,6 +27,9 @@ from samples.errors import InputError
 # session_<date>_<time>_<microseconds>_<pid>/sockets/plasma_store, takes up to 64.
 _LONGEST_DIRECTORY = (103 if sys.platform == "darwin" else 107) - 64
 _INSIDE = "r"  # Ray opens its own directory to every user, so the one that is closed is the one around it
+_PREFIX = "accelrl-"
+_LOCK = ".lock"
+_OWN: dict[Path, int] = {}  # directories of this process, and the descriptors that hold their locks
 _REMOVAL_TRIES, _REMOVAL_PAUSE = 20, 0.25
 
 
@@ -41,13 +45,14 @@ class LocalRay:
         import ray
 
         self._directory = private_directory()
-        with interrupts_held_back():  # what a half-made cluster has started, Ray would end only when we exit
+        with interrupts_held_back(), sigterm_blocked():  # what half a cluster has started, Ray ends only as we exit
             ray.init(**options, _temp_dir=str(self._directory / _INSIDE))
 
     def stop(self, keep_logs: Path | None = None) -> None:
         """End Ray and remove what it kept; its logs are copied to ``keep_logs`` as far as they can be."""
         import ray
 
+        _end_without_asking()
         ray.shutdown()
         directory, self._directory = self._directory, None
         if directory is None:
@@ -59,6 +64,7 @@ class LocalRay:
         for _ in range(_REMOVAL_TRIES):  # a worker that is just ending may still write
             shutil.rmtree(directory, ignore_errors=True)
             if not directory.exists():
+                os.close(_OWN.pop(directory))
                 return
             time.sleep(_REMOVAL_PAUSE)
 
@@ -85,6 +91,31 @@ def interrupts_held_back() -> Iterator[None]:
         signal.raise_signal(held[0])
 
 
+@contextlib.contextmanager
+def sigterm_blocked() -> Iterator[None]:
+    """Processes started in the block never get SIGTERM: it is inherited. Ray itself does so with SIGINT.
+
+    Many senders (systemd, Slurm, ``timeout``, ``kill -- -GROUP``) send it to all processes of a job at once, and the
+    last step is to be finished and saved with Ray still there. ``stop`` ends Ray with SIGKILL.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _end_without_asking() -> None:
+    """Have Ray kill its processes at once: it would wait a second for each to act on a SIGTERM that is blocked."""
+    from ray._private import worker
+
+    node = worker._global_node
+    if node is None:
+        return
+    kill = node.kill_all_processes
+    node.kill_all_processes = lambda **options: kill(**options | {"allow_graceful": False})
+
+
 def prepare_environment() -> None:
     """Close the cluster to others; Ray reads these variables when it is imported, so this comes before that."""
     loopback_interface()
@@ -100,17 +131,43 @@ def private_directory() -> Path:
     It is in ``TMPDIR``, or in ``/tmp`` where that is too long.
     """
     for parent in (tempfile.gettempdir(), "/tmp"):
+        sweep(Path(parent))
         try:
-            directory = Path(tempfile.mkdtemp(prefix="accelrl-", dir=parent))
+            directory = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))
         except OSError:
             continue
         if len(os.fsencode(directory / _INSIDE)) <= _LONGEST_DIRECTORY:
+            _OWN[directory] = _hold(directory)
             return directory
         directory.rmdir()
     raise InputError(
         f"TMPDIR {tempfile.gettempdir()} is too long for Ray's sockets or cannot be written, and neither can /tmp; set "
         f"TMPDIR to a writable directory of at most {_LONGEST_DIRECTORY - len('/accelrl-12345678/r')} bytes"
     )
+
+
+def sweep(parent: Path) -> None:
+    """Remove the directories in ``parent`` that killed runs of this user left: those whose lock nobody holds."""
+    for directory in parent.glob(f"{_PREFIX}*"):
+        with contextlib.suppress(OSError):  # another run sweeps too, or it is none of ours
+            if directory.is_symlink() or directory.stat().st_uid != os.geteuid():
+                continue
+            descriptor = os.open(directory / _LOCK, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(directory, ignore_errors=True)
+            finally:
+                os.close(descriptor)
+
+
+def _hold(directory: Path) -> int:
+    """Lock a new directory against ``sweep`` for as long as this process lives; the file appears already locked."""
+    unnamed = directory / f"{_LOCK}.new"
+    descriptor = os.open(unnamed, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    with contextlib.suppress(OSError):  # a file system without locks has nothing that could be swept either
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        unnamed.rename(directory / _LOCK)
+    return descriptor
 
 
 def loopback_interface() -> str:

@@ -26,7 +26,7 @@ from samples.tokenizer import load_tokenizer
 from tests.train.model_cases import save_tiny
 from tests.train.process_sockets import ListeningSocket, listening_sockets, run_processes
 from train.example import EOS, PAD, VOCABULARY, write_example
-from train.local_ray import private_directory
+from train.local_ray import private_directory, sweep
 from train.megatron.model import load_hf_config
 
 ACCELRL = Path(sys.executable).with_name("accelrl")
@@ -228,6 +228,33 @@ def test_rays_directory_is_closed_to_other_users_and_removed(short_directory: Pa
     assert still_there == "False"
     assert _files(temporary) == []
     assert not (short_directory / ".ray").exists()
+
+
+def test_directories_of_killed_runs_are_swept_and_those_of_living_ones_are_not(short_directory: Path) -> None:
+    program = """if True:
+        import os, sys, tempfile
+        from train.local_ray import private_directory
+
+        tempfile.tempdir = sys.argv[1]
+        print(private_directory(), flush=True)
+        sys.stdin.read()
+    """
+    command = [sys.executable, "-c", program, str(short_directory)]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True, "cwd": REPOSITORY}
+    with (
+        subprocess.Popen(command, **pipes) as killed,  # type: ignore[call-overload]
+        subprocess.Popen(command, **pipes) as living,  # type: ignore[call-overload]
+    ):
+        left, held = (Path(process.stdout.readline().strip()) for process in (killed, living))
+        killed.kill()
+        killed.wait()
+        (short_directory / "accelrl-of-someone").mkdir()
+        (short_directory / "accelrl-link").symlink_to(left)
+        sweep(short_directory)
+        assert not left.exists()
+        kept = [held, short_directory / "accelrl-of-someone", short_directory / "accelrl-link"]
+        assert sorted(short_directory.iterdir()) == sorted(kept)
+        living.stdin.close()
 
 
 def test_no_directory_for_ray_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
