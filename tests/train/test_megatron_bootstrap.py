@@ -81,6 +81,7 @@ def test_gpt_model_trains_on_the_host_like_the_reference() -> None:
         from transformers import Qwen3Config, Qwen3ForCausalLM
 
         start(1)
+        torch.manual_seed(0)
         reference = Qwen3ForCausalLM(Qwen3Config(
             vocab_size=VOCAB, hidden_size=HIDDEN, intermediate_size=FFN, num_hidden_layers=2, num_attention_heads=HEADS,
             num_key_value_heads=GROUPS, head_dim=HEAD_DIM, rope_theta=10000.0, tie_word_embeddings=False,
