@@ -159,7 +159,20 @@ class DataSource:
                 f"the saved place in the prompts has version {state.get('version')}, expected {_STATE_VERSION}: "
                 "it was written by another release"
             )
+        try:
+            self._take_up(state)
+        except (KeyError, TypeError, ValueError, OverflowError, AttributeError, IndexError) as error:
+            if isinstance(error, InputError):
+                raise
+            raise InputError(
+                f"the saved place in the prompts is damaged ({type(error).__name__}: {error}); use another checkpoint"
+            ) from error
+
+    def _take_up(self, state: dict[str, Any]) -> None:
         self._check_fingerprint(state["fingerprint"])
+        cursor = [state[name] for name in ("epoch", "position", "next_group", "next_sample")]
+        if any(type(value) is not int or not 0 <= value < 2**63 for value in cursor) or cursor[1] > len(self.prompts):
+            raise ValueError(f"no place among {len(self.prompts)} prompts: {cursor}")
         if state["waiting"] and state["group_size"] != self._group_size:
             raise InputError(
                 f"--n-samples-per-prompt {self._group_size}: the checkpoint holds {len(state['waiting'])} unfinished "

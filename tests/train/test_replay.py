@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -150,6 +151,59 @@ def test_a_damaged_file_is_named_with_what_is_wrong(tmp_path: Path, model_dir: P
     assert "rollout_000000.jsonl" in str(refused.value)
 
 
+FIELDS = {
+    "tokens": "abc", "prompt": 5, "response": None, "index": "x", "group_index": {"a": 1}, "source": ["a"],
+    "loss_mask": [[1]], "metadata": 3, "rollout_kept_token_ids": [1], "reward": "x",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "value"), FIELDS.items(), ids=FIELDS.keys())
+def test_a_field_of_another_type_is_named(tmp_path: Path, model_dir: Path, name: str, value: object) -> None:
+    path = _record(tmp_path, _config(model_dir), _pair(0), _pair(2))
+    lines = path.read_text().splitlines()
+    lines[2] = json.dumps(json.loads(lines[2]) | {name: value})
+    path.write_text("\n".join(lines) + "\n")
+    with pytest.raises(InputError, match=f"line 3: .*{name} is not"):
+        read_rollout(path)
+
+
+HEADERS: dict[str, bytes] = {
+    "a pickle": pickle.dumps({"samples": [b"\xff" * 50]}),
+    "other bytes": b"\xff\xfe\x80" * 100,
+    "endless brackets": b"[" * 100_000,
+    "nothing": b"",
+}
+
+
+@pytest.mark.parametrize("content", HEADERS.values(), ids=HEADERS.keys())
+def test_what_is_no_recording_is_said_to_be_none(tmp_path: Path, model_dir: Path, content: bytes) -> None:
+    (tmp_path / "rollout_000000.jsonl").write_bytes(content)
+    with pytest.raises(InputError, match="is no recorded rollout"):
+        check_recording(_config(model_dir, load_debug_rollout_data=str(tmp_path)))
+
+
+@pytest.mark.parametrize(
+    ("values", "says"),
+    [({"config": {}}, "config: .*no section job"), ({"group_sizes": [-1, 5]}, "group_sizes.0: .*greater than")],
+    ids=["config", "sizes"],
+)
+def test_a_first_line_from_someone_else(tmp_path: Path, model_dir: Path, values: Any, says: str) -> None:
+    path = _record(tmp_path, _config(model_dir), _pair(0), _pair(2))
+    first, *rest = path.read_text().splitlines()
+    path.write_text("\n".join([json.dumps(json.loads(first) | values), *rest]) + "\n")
+    with pytest.raises(InputError, match=f"line 1: {says}"):
+        check_recording(_config(model_dir, load_debug_rollout_data=str(tmp_path)))
+
+
+def test_a_replay_from_a_checkpoint_needs_the_rollouts_after_it_alone(tmp_path: Path, model_dir: Path) -> None:
+    _record(tmp_path, _config(model_dir), _pair(0), rollout_id=3)
+    _record(tmp_path, _config(model_dir), _pair(2), rollout_id=4)
+    config = _config(model_dir, load_debug_rollout_data=str(tmp_path), num_rollout=9)
+    assert check_recording(config, 3)[0] == 5
+    with pytest.raises(InputError, match="needs every rollout from 0 on"):
+        check_recording(config)
+
+
 def test_a_rollout_of_another_model_is_refused_naming_both(tmp_path: Path, model_dir: Path) -> None:
     _record(tmp_path / "recording", _config(model_dir), _pair(0))
     other = write_example(tmp_path / "other", seed=1).hf_checkpoint
@@ -206,3 +260,4 @@ def test_recordings_are_not_written_over(tmp_path: Path, model_dir: Path) -> Non
     with pytest.raises(InputError, match="0 to 12"):
         check_recording_directory(tmp_path)
     check_recording_directory(tmp_path, first_rollout=5)  # a resumed run writes its own again
+    check_recording_directory(tmp_path, begins_again=True)  # these are put aside

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from accel.contract import Accelerator
+from samples.errors import InputError
 
 
 def seed_generators(seed: int, accelerator: Accelerator) -> None:
@@ -26,28 +27,50 @@ def seed_generators(seed: int, accelerator: Accelerator) -> None:
 
 def generator_states(accelerator: Accelerator) -> dict[str, Any]:
     """Where they stand."""
-    version, words, gauss = random.getstate()
-    name, keys, position, has_gauss, cached = np.random.get_state(legacy=True)
-    states = {
-        "random": [version, _packed(np.asarray(words, np.uint32)), gauss],
-        "numpy": [str(name), _packed(np.asarray(keys, np.uint32)), int(position), int(has_gauss), float(cached)],
-        "torch": _packed(torch.get_rng_state().numpy()),
-    }
+    states = _host_states()
     if accelerator.capabilities.own_generator:
         states["device"] = [accelerator.name, _packed(accelerator.rng_state().numpy())]
     return states
 
 
+def _host_states() -> dict[str, Any]:
+    version, words, gauss = random.getstate()
+    name, keys, position, has_gauss, cached = np.random.get_state(legacy=True)
+    return {
+        "random": [version, _packed(np.asarray(words, np.uint32)), gauss],
+        "numpy": [str(name), _packed(np.asarray(keys, np.uint32)), int(position), int(has_gauss), float(cached)],
+        "torch": _packed(torch.get_rng_state().numpy()),
+    }
+
+
 def restore_generators(states: dict[str, Any], accelerator: Accelerator) -> None:
     """Set the generators to what ``generator_states`` gave; the device's if it is one of the same accelerator."""
+    _restore_host(states)
+    owner, state = states.get("device", (None, None))
+    if owner == accelerator.name and accelerator.capabilities.own_generator:
+        accelerator.set_rng_state(torch.from_numpy(_unpacked(state, np.uint8).copy()))
+
+
+def _restore_host(states: dict[str, Any]) -> None:
     version, words, gauss = states["random"]
     random.setstate((version, tuple(_unpacked(words, np.uint32).tolist()), gauss))
     name, keys, position, has_gauss, cached = states["numpy"]
     np.random.set_state((name, _unpacked(keys, np.uint32), position, has_gauss, cached))
     torch.set_rng_state(torch.from_numpy(_unpacked(states["torch"], np.uint8).copy()))
-    owner, state = states.get("device", (None, None))
-    if owner == accelerator.name and accelerator.capabilities.own_generator:
-        accelerator.set_rng_state(torch.from_numpy(_unpacked(state, np.uint8).copy()))
+
+
+def check_generators(states: dict[str, Any], source: str) -> None:
+    """Raise InputError, naming ``source``, unless the host's generators can be restored from ``states``.
+
+    Changes nothing, and leaves the device alone, which only a worker may open.
+    """
+    before = _host_states()
+    try:
+        _restore_host(states)
+    except (KeyError, TypeError, ValueError, OverflowError, RuntimeError) as error:
+        raise InputError(f"{source}: the saved random generators cannot be taken up ({error}); use another") from error
+    finally:
+        _restore_host(before)
 
 
 def _packed(values: np.ndarray) -> str:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from samples.errors import InputError
 
@@ -20,8 +20,8 @@ class FileFacts(BaseModel):
 
     model_config = ConfigDict(frozen=True)
 
-    bytes: int
-    crc32: int
+    bytes: int = Field(ge=0)
+    crc32: int = Field(ge=0, lt=2**32)
 
 
 class TrainerState(BaseModel):
@@ -29,8 +29,17 @@ class TrainerState(BaseModel):
 
     model_config = ConfigDict(frozen=True)
 
-    files: dict[str, FileFacts]
-    optimizer_steps: int
+    files: dict[str, FileFacts] = Field(min_length=1)
+    optimizer_steps: int = Field(ge=0, le=2**31)
+
+    @field_validator("files")
+    @classmethod
+    def _are_within(cls, files: dict[str, FileFacts]) -> dict[str, FileFacts]:
+        """A checkpoint from someone else may name files outside its directory."""
+        for name in files:
+            if name in ("", ".", "..") or "/" in name or "\\" in name or "\0" in name:
+                raise ValueError(f"{name!r} is not the name of a file in the checkpoint")
+        return files
 
 
 class RolloutState(BaseModel):
@@ -47,7 +56,7 @@ class RunState(BaseModel):
 
     model_config = ConfigDict(frozen=True)
 
-    weight_version: int
+    weight_version: int = Field(ge=0)
     trainer: TrainerState
     rollout: RolloutState
 
@@ -82,6 +91,16 @@ class Manifest(BaseModel):
     config: dict[str, Any]
     state: RunState
 
+    @field_validator("config")
+    @classmethod
+    def _is_a_configuration(cls, config: dict[str, Any]) -> dict[str, Any]:
+        if any(not isinstance(section, dict) for section in config.values()):
+            raise ValueError("every section must be a mapping")
+        for name in ("seed", "num_rollout"):
+            if not isinstance(config.get("job", {}).get(name), int):
+                raise ValueError(f"job.{name} must be a whole number")
+        return config
+
     @property
     def files(self) -> dict[str, FileFacts]:
         return self.state.trainer.files
@@ -106,7 +125,7 @@ def read_manifest(directory: Path, source: str) -> Manifest:
         document = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise InputError(f"{source} {directory}: no {MANIFEST} there, so it is no checkpoint of accelrl") from None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:  # RecursionError: brackets nested without end
         raise InputError(f"{source} {directory}: {MANIFEST} cannot be read ({error}); use another") from error
     version = document.get("version") if isinstance(document, dict) else None
     if isinstance(version, int) and version > VERSION:

@@ -91,7 +91,7 @@ def check_recording(config: RunConfig, first_rollout: int = 0) -> tuple[int, dic
     if missing:
         raise InputError(
             f"{_LOAD} {directory}: {rollout_path(directory, missing[0]).name} is missing, and without it training is "
-            "another from there on; a replay needs every rollout from {first_rollout}"
+            f"another from there on; a replay needs every rollout from {first_rollout} on"
         )
     path = rollout_path(directory, first_rollout)
     header = read_header(path)

@@ -10,14 +10,16 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, NonNegativeInt, ValidationError, field_validator
 
 from samples.errors import InputError
 from samples.sample import Group, Sample
 from train.checkpoint.manifest import ModelFacts
+from train.replay.sample_types import check_sample
 
 FORMAT: Literal["accelrl-rollout"] = "accelrl-rollout"
 VERSION = 1
+COMPARED = ("job", "model", "rollout", "reward", "algorithm", "optimizer", "batch", "parallel")
 
 
 class RolloutHeader(BaseModel):
@@ -28,10 +30,19 @@ class RolloutHeader(BaseModel):
     format: Literal["accelrl-rollout"] = FORMAT
     version: int = VERSION
     rollout_id: int
-    group_sizes: list[int]
+    group_sizes: list[NonNegativeInt]
     model: ModelFacts
     config: dict[str, Any]
     metrics: dict[str, float]
+
+    @field_validator("config")
+    @classmethod
+    def _is_a_configuration(cls, config: dict[str, Any]) -> dict[str, Any]:
+        """Has the sections that a replay compares itself with."""
+        missing = [name for name in COMPARED if not isinstance(config.get(name), dict)]
+        if missing:
+            raise ValueError(f"has no section {missing[0]}")
+        return config
 
 
 def rollout_path(directory: Path, rollout_id: int) -> Path:
@@ -86,7 +97,7 @@ def read_rollout(path: Path) -> tuple[RolloutHeader, list[Group]]:
 
 def _opened(path: Path) -> Any:
     try:
-        return path.open(encoding="utf-8")
+        return path.open(encoding="utf-8", errors="surrogateescape")  # other bytes are no JSON, and said to be none
     except OSError as error:
         raise InputError(f"--load-debug-rollout-data: {path} cannot be read: {error.strerror}") from error
 
@@ -94,7 +105,7 @@ def _opened(path: Path) -> Any:
 def _header(path: Path, line: str) -> RolloutHeader:
     try:
         document = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         document = None
     if not isinstance(document, dict) or document.get("format") != FORMAT:
         raise InputError(f"{path}: is no recorded rollout; --save-debug-rollout-data writes those")
@@ -111,8 +122,10 @@ def _header(path: Path, line: str) -> RolloutHeader:
 
 def _sample(path: Path, number: int, line: str) -> Sample:
     try:
-        return Sample.from_dict(json.loads(line))
-    except (ValueError, TypeError, KeyError) as error:
+        values = json.loads(line)
+        check_sample(values)
+        return Sample.from_dict(values)
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise InputError(f"{path}, line {number}: not a sample of this accelrl ({error}); record it again") from error
 
 
