@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
 import os
 import sys
@@ -13,6 +14,9 @@ COMMANDS = {  # "module:function", function(argv) -> exit status; imported only 
     "rollout": ("rollout.main:main", "generate responses and score them, without training"),
     "report": ("observability.__main__:report", "write a run's report.html anew from what lies in its directory"),
 }
+
+# What a disk says that is full, over its quota, or gone: no fault of ours, and nothing that a traceback would explain.
+_DISK_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.ESTALE}
 
 
 def accelrl(argv: list[str] | None = None) -> int:
@@ -46,6 +50,16 @@ def run_guarded(command: Callable[[], int]) -> int:
             raise
         print(f"accelrl: error: {error}", file=sys.stderr)
         return status
+    except OSError as error:
+        if error.errno not in _DISK_ERRORS:
+            raise
+        where = f"{error.filename}: " if error.filename else ""
+        print(
+            f"accelrl: error: {where}{error.strerror}; make room, or give directories on another disk, and start the "
+            "run again (--load goes on from its newest checkpoint)",
+            file=sys.stderr,
+        )
+        return 1
 
 
 def _status_of(error: Exception) -> int | None:

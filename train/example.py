@@ -102,7 +102,8 @@ def model_config() -> dict[str, Any]:
 
 def _write_model(directory: Path, seed: int) -> None:
     import torch
-    from safetensors.torch import save_file
+
+    from train.checkpoint.tensor_files import write_tensors
 
     config = model_config()
     (directory / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
@@ -133,7 +134,8 @@ def _write_model(directory: Path, seed: int) -> None:
             prefix + "mlp.down_proj.weight": matrix(hidden, ffn),
         }
     tensors["model.norm.weight"] = torch.ones(hidden)
-    save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
+    (directory / "model.safetensors").unlink(missing_ok=True)  # of a run that begins again
+    write_tensors(directory / "model.safetensors", tensors)
 
 
 def _write_tokenizer(directory: Path) -> None:

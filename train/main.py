@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -42,6 +42,7 @@ def train(config: RunConfig) -> int:
     from train.loop import StopRequest, run_loop, stop_on_interrupt
     from train.prepare import prepare, without_places
     from train.recording import Recording
+    from train.replay.recorder import take_up_recordings
 
     # Checkpoints are directories: nothing here asks a model hub.
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -51,11 +52,12 @@ def train(config: RunConfig) -> int:
         progress.phase("checking configuration, prompts and device")
         prepared = prepare(config)
         config = prepared.config
-        released.callback(prepared.directory.release)
+        released.enter_context(prepared.directories)
         repeatable, places = without_places(config)
         cli.write_config(repeatable, prepared.run_dir / "config.toml", prepared.facts | places)
         progress.banner(prepared.facts | {"run directory": str(prepared.run_dir)})
         take_up_metrics(prepared.run_dir, prepared.resume, progress)
+        take_up_recordings(config, prepared.resume, progress)
         steps_before = progress.history.steps
         runtime = make_runtime(prepared, progress)
         saver = make_saver(prepared, runtime, progress)
@@ -80,7 +82,7 @@ def train(config: RunConfig) -> int:
                     saver.finish()
                 if config.output.save_hf is not None and not (stop.requested and history.steps == steps_before):
                     progress.phase(f"writing the model to {config.output.save_hf}")
-                    runtime.save_hf(Path(config.output.save_hf))
+                    export(runtime, Path(config.output.save_hf), replaces=prepared.replaces_export)
         finally:
             runtime.close()
     for line in prepared.profile.summary() if prepared.profile is not None else ():
@@ -89,6 +91,14 @@ def train(config: RunConfig) -> int:
     if saver is not None and saver.failed:
         return 1
     return 130 if stop.requested else 0
+
+
+def export(runtime: Runtime, directory: Path, *, replaces: bool) -> None:
+    """Write the model to ``directory``, in the place of one there that ``replaces`` says is of this run too."""
+    from train.megatron.weights.directory import put_aside
+
+    with put_aside(directory) if replaces else nullcontext():
+        runtime.save_hf(directory)
 
 
 def evaluation_plan(config: RunConfig) -> EvaluationPlan:

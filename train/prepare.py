@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import time
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from typing import Any
 from accel.contract import Accelerator
 from samples.slices import parse_file_spec
 from train.checkpoint.finding import check_files
+from train.checkpoint.generators import check_generators
 from train.checkpoint.manifest import Checkpoint, ModelFacts
 from train.checkpoint.model_facts import check_same_model, model_facts
 from train.checkpoint.resume import (
@@ -32,7 +34,7 @@ from train.config.sections import Section
 from train.devices import selected_accelerator
 from train.model_preflight import check_served_model, check_trained_model
 from train.profiling import ProfilePlan, profile_plan
-from train.run_directory import EXAMPLE, RunDirectory, new_name
+from train.run_directory import EXAMPLE, RunDirectory, SaveDirectory, new_name
 
 
 @dataclass(frozen=True)
@@ -49,7 +51,8 @@ class PreparedRun:
     save_directory: Path | None  # where checkpoints go, if there are to be any
     resume: Checkpoint | None  # what the run goes on from
     profile: ProfilePlan | None  # which steps leave traces
-    directory: RunDirectory  # run_dir, held for this run until it is released
+    directories: ExitStack  # run_dir and save_directory, held for this run until it is closed
+    replaces_export: bool  # --save-hf holds the model of an earlier part of this run
 
     @property
     def first_rollout(self) -> int:
@@ -60,24 +63,35 @@ class PreparedRun:
 def prepare(config: RunConfig) -> PreparedRun:
     """Resolve and check ``config``; makes the run directory and, for the built-in example, its model and prompts.
 
-    The directory is the run's until its ``release``. Where the run is refused, what was made is removed again.
+    The directories are the run's until ``directories`` is closed. Where the run is refused, what was made is removed.
     """
     config = expand_home(config)
     accelerator = selected_accelerator(config)
     check_devices(config, accelerator)
     resume = resumed_checkpoint(config)
     directory = claim_run_dir(config)
+    saves: SaveDirectory | None = None
     try:
-        return _prepared(config, accelerator, directory, resume)
+        config, left_aside = without_saving_where_nothing_is(config)
+        saves_to = save_directory(config, directory.path)
+        if saves_to is not None:
+            saves = SaveDirectory(saves_to)
+        prepared = _prepared(config, accelerator, directory.path, saves_to, resume)
     except BaseException:
+        if saves is not None:
+            saves.discard()
         directory.discard()
         raise
+    prepared.facts.update(left_aside)
+    prepared.directories.callback(directory.release)
+    if saves is not None:
+        prepared.directories.callback(saves.release)
+    return prepared
 
 
 def _prepared(
-    config: RunConfig, accelerator: Accelerator, directory: RunDirectory, resume: Checkpoint | None
+    config: RunConfig, accelerator: Accelerator, run_dir: Path, saves_to: Path | None, resume: Checkpoint | None
 ) -> PreparedRun:
-    run_dir = directory.path
     check_output_directory(run_dir, resume, config.checkpoint.load)
     if is_example(config):
         config = with_example(config, run_dir)
@@ -88,15 +102,15 @@ def _prepared(
     facts = run_facts(config, accelerator)
     num_rollout = config.job.num_rollout
     if config.debug.replays:
-        num_rollout, replay_facts = preflight_replay(config)
+        num_rollout, replay_facts = preflight_replay(config, resume)
         facts |= replay_facts
     else:
         facts |= preflight(config, resume)
-    saves_to = save_directory(config, run_dir)
     if saves_to is not None:
         check_save_directory(saves_to, resume)
+    replaces_export = False
     if config.output.save_hf is not None:
-        check_export(Path(config.output.save_hf), run_dir, saves_to)
+        replaces_export = check_export(Path(config.output.save_hf), run_dir, saves_to, resume)
     if resume is not None:
         check_steps_left(resume, num_rollout)
         check_files(resume)
@@ -107,8 +121,32 @@ def _prepared(
     run_id = run_id_of(resume)
     facts["run_id"] = run_id
     return PreparedRun(
-        config, accelerator, run_dir, num_rollout, facts, run_id, model, saves_to, resume, profile, directory
+        config=config,
+        accelerator=accelerator,
+        run_dir=run_dir,
+        num_rollout=num_rollout,
+        facts=facts,
+        run_id=run_id,
+        model=model,
+        save_directory=saves_to,
+        resume=resume,
+        profile=profile,
+        directories=ExitStack(),
+        replaces_export=replaces_export,
     )
+
+
+def without_saving_where_nothing_is(config: RunConfig) -> tuple[RunConfig, dict[str, str]]:
+    """``config`` without --save-interval and --save-keep where half of the loop runs alone, and a fact that says so.
+
+    The config.toml of a run that saved has them, and is what one gives to look at a half of that run.
+    """
+    debug, checkpoint = config.debug, config.checkpoint
+    if checkpoint.save_interval is None or not (debug.replays or debug.debug_rollout_only):
+        return config, {}
+    half = "a replay draws no prompts to go on with" if debug.replays else "a rollout alone trains nothing"
+    facts = {"not saved": f"--save-interval {checkpoint.save_interval} is left aside: {half}"}
+    return config.model_copy(update={"checkpoint": _updated(checkpoint, save_interval=None, save_keep=None)}), facts
 
 
 def is_example(config: RunConfig) -> bool:
@@ -257,7 +295,8 @@ def preflight(config: RunConfig, resume: Checkpoint | None = None) -> dict[str, 
     check_trackers(config.tracking)
     if config.debug.save_debug_rollout_data is not None:
         first = 0 if resume is None else resume.step + 1
-        check_recording_directory(Path(config.debug.save_debug_rollout_data), first)
+        begins_again = resume is None and config.checkpoint.load == "auto"
+        check_recording_directory(Path(config.debug.save_debug_rollout_data), first, begins_again=begins_again)
     settings = rollout_settings(config)
     if config.trainer_ranks:
         check_trained_model(config)
@@ -278,6 +317,7 @@ def preflight(config: RunConfig, resume: Checkpoint | None = None) -> dict[str, 
     )
     if resume is not None:
         source.load_state_dict(resume.manifest.state.rollout.source)
+        check_generators(resume.manifest.state.rollout.generators, f"--load {resume.directory}")
     skipped = source.skipped()
     for one in evaluation_sets:
         skipped += [f"--eval-prompt-data {one.name}: {text}" for text in one.source.skipped()]
@@ -285,14 +325,14 @@ def preflight(config: RunConfig, resume: Checkpoint | None = None) -> dict[str, 
     return {"skipped": "; ".join(skipped)} if skipped else {}
 
 
-def preflight_replay(config: RunConfig) -> tuple[int, dict[str, Any]]:
+def preflight_replay(config: RunConfig, resume: Checkpoint | None = None) -> tuple[int, dict[str, Any]]:
     """The same where rollouts are read from a recording: how many there are, and facts about them."""
     from train.recording import check_trackers
     from train.replay.role import check_recording
 
     check_trackers(config.tracking)
     check_trained_model(config)
-    return check_recording(config)
+    return check_recording(config, 0 if resume is None else resume.step + 1)
 
 
 def run_facts(config: RunConfig, accelerator: Accelerator) -> dict[str, Any]:

@@ -10,9 +10,11 @@ from typing import Any
 
 import pytest
 
+from train.checkpoint.directory import CheckpointDirectory
 from train.checkpoint.manifest import MANIFEST
 from train.example import write_example
 from train.main import main
+from train.run_directory import SaveDirectory
 
 SMALL = ["--accelerator", "cpu", "--launcher", "inline", "--progress", "plain", "--no-report"]
 SMALL += ["--rollout-batch-size", "2", "--n-samples-per-prompt", "4", "--num-steps-per-rollout", "1"]
@@ -159,7 +161,7 @@ def test_directories_of_other_runs(refused: Refused, copy: Path, run_dir: Path, 
 def test_flags_that_do_not_go_together(refused: Refused, tmp_path: Path):
     assert "--save-keep 2: nothing is saved" in refused("--save-keep", 2)
     assert "give --save DIR too" in refused("--load", "auto")
-    assert "--debug-rollout-only" in refused("--save-interval", 1, "--debug-rollout-only")
+    assert "--debug-rollout-only" in refused("--save", tmp_path / "saved", "--debug-rollout-only")
 
 
 def test_changed_settings_are_named(copy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
@@ -180,3 +182,71 @@ def test_an_interrupted_save_is_cleaned_up_by_the_next(copy: Path, tmp_path: Pat
     assert sorted(path.name for path in copy.parent.iterdir()) == ["step_000001", "step_000002"]
     rows = [json.loads(line)["step"] for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert rows == [0, 1, 2]
+
+
+def test_a_run_that_saves_into_another_runs_directory_is_refused_while_that_runs(refused: Refused, tmp_path: Path):
+    held = SaveDirectory(tmp_path / "saved")
+    assert refused("--save", tmp_path / "saved").startswith(f"--save {tmp_path / 'saved'} is in use by another run")
+    held.release()
+    assert not (tmp_path / "saved").exists()
+
+
+def test_what_merely_looks_like_a_leftover_stays(tmp_path: Path):
+    directory = CheckpointDirectory(tmp_path)
+    (tmp_path / ".tmp-notes").mkdir()
+    (tmp_path / ".tmp-step_000001").symlink_to(".tmp-notes")
+    (tmp_path / ".tmp-removed-step_000000").mkdir()
+    directory.begin(2)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".tmp-notes", ".tmp-step_000001", ".tmp-step_000002"]
+
+
+def test_the_same_command_goes_on_and_replaces_the_model_that_the_stopped_run_wrote(
+    refused: Refused, copy: Path, tmp_path: Path
+):
+    command = [*SMALL, "--lr", "1e-3", "--output-dir", str(tmp_path / "again"), "--save-hf", str(tmp_path / "hf")]
+    command += ["--load", "auto", "--save-interval", "1"]
+    assert main([*command, "--num-rollout", "1"]) == 0
+    before = (tmp_path / "hf" / "model.safetensors").stat().st_mtime_ns
+    assert main([*command, "--num-rollout", "2"]) == 0
+    assert (tmp_path / "hf" / "model.safetensors").stat().st_mtime_ns != before
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["again", "hf", "run"]
+    other = ("--save-hf", tmp_path / "hf", "--load", copy, "--lr", "1e-3")
+    assert "not an empty directory" in refused(*other), "another run's model is not replaced"
+    (tmp_path / "hf" / "notes.txt").touch()
+    again = [*command[len(SMALL) :], "--num-rollout", 3]
+    assert "not an empty directory" in refused(*again, output_dir=tmp_path / "again")
+
+
+DAMAGED: dict[str, tuple[tuple[str, ...], object]] = {
+    "no settings": (("config",), {}),
+    "a section that is none": (("config", "optimizer"), "x"),
+    "a file elsewhere": (("state", "trainer", "files"), {"../../etc/passwd": {"bytes": 1, "crc32": 1}}),
+    "an absolute file": (("state", "trainer", "files"), {"/dev/zero": {"bytes": 0, "crc32": 0}}),
+    "no files": (("state", "trainer", "files"), {}),
+    "steps below zero": (("state", "trainer", "optimizer_steps"), -5),
+    "steps beyond all": (("state", "trainer", "optimizer_steps"), 10**300),
+    "a version below zero": (("state", "weight_version"), -1),
+    "a place beyond the prompts": (("state", "rollout", "source", "position"), 10**9),
+    "a place that is text": (("state", "rollout", "source", "position"), "x"),
+    "an epoch below zero": (("state", "rollout", "source", "epoch"), -1),
+    "groups that are none": (("state", "rollout", "source", "waiting"), [{"a": 1}]),
+    "no prompts": (("state", "rollout", "source", "fingerprint"), {}),
+    "no generators": (("state", "rollout", "generators"), {}),
+    "a generator that is none": (("state", "rollout", "generators", "torch"), "AAAA"),
+}
+
+
+@pytest.mark.parametrize(("place", "value"), DAMAGED.values(), ids=DAMAGED.keys())
+def test_a_manifest_from_someone_else(refused: Refused, copy: Path, place: tuple[str, ...], value: object):
+    document = json.loads((copy / MANIFEST).read_text())
+    inner = document
+    for name in place[:-1]:
+        inner = inner[name]
+    inner[place[-1]] = value
+    (copy / MANIFEST).write_text(json.dumps(document))
+    refused("--load", copy)
+
+
+def test_a_manifest_of_endless_brackets(refused: Refused, copy: Path):
+    (copy / MANIFEST).write_text("[" * 100_000)
+    assert "cannot be read" in refused("--load", copy)

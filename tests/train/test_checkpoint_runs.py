@@ -15,6 +15,8 @@ from typing import Any
 import pytest
 
 from train.checkpoint.directory import checkpoint_steps
+from train.example import write_example
+from train.replay.rollout_file import recorded_ids
 
 pytestmark = pytest.mark.slow
 
@@ -155,9 +157,22 @@ def test_a_stopped_run_saves_its_last_step(tmp_path: Path, sign: signal.Signals,
     assert resumed[len(rows) :] == uninterrupted[len(rows) :]
 
 
+def test_a_ray_run_is_stopped_by_a_signal_to_all_of_its_processes(tmp_path: Path):
+    """As systemd, Slurm and ``timeout`` send it: Ray has to be there until the last step is saved."""
+    run_dir = tmp_path / "run"
+    process = _start(run_dir, "--save-interval", "100", "--num-rollout", "5000", launcher="ray")
+    _wait_for_rows(run_dir, 2, process)
+    os.killpg(process.pid, signal.SIGTERM)
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == 130, err
+    assert checkpoint_steps(run_dir / "checkpoints") == [_rows(run_dir)[-1]["step"]]
+    assert out.splitlines()[-1].endswith(f"run directory: {run_dir}")
+
+
 def test_auto_starts_anew_where_nothing_was_saved(tmp_path: Path, uninterrupted: list[dict[str, Any]]):
     run_dir = tmp_path / "run"
-    flags = ("--save-interval", "5", "--load", "auto")
+    rollouts = tmp_path / "rollouts"
+    flags = ("--save-interval", "5", "--load", "auto", "--save-debug-rollout-data", str(rollouts))
     process = _start(run_dir, *flags)
     _wait_for_rows(run_dir, 2, process)
     _kill_tree(process.pid)
@@ -168,6 +183,30 @@ def test_auto_starts_anew_where_nothing_was_saved(tmp_path: Path, uninterrupted:
     assert "no checkpoint is there yet" in done.stdout
     assert _rows(run_dir) == uninterrupted
     assert len((run_dir / "metrics-before.jsonl").read_text().splitlines()) >= 2
+    assert len(recorded_ids(rollouts / "before")) >= 2
+    assert recorded_ids(rollouts) == list(range(STEPS))
+
+
+@pytest.mark.parametrize("what", ["run", "export"])
+def test_a_full_disk_under_anything_else_ends_the_run_in_one_message(tmp_path: Path, what: str):
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mount = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=600k", "tmpfs", str(disk)], capture_output=True)
+    if mount.returncode:
+        pytest.skip(f"mounting a small file system is not permitted here: {mount.stderr!r}")
+    try:
+        model = write_example(tmp_path, seed=3)
+        (disk / "filler").write_bytes(bytes(500_000))
+        flags = ["--hf-checkpoint", str(model.hf_checkpoint), "--prompt-data", str(model.prompt_data)]
+        flags += ["--rollout-max-response-len", "3", "--eval-interval", "none", "--num-steps-per-rollout", "1"]
+        flags += ["--rollout-batch-size", "2", "--n-samples-per-prompt", "4"]
+        flags += ["--save-hf", str(disk / "hf")] if what == "export" else ["--num-rollout", "500"]
+        done = _run(disk / "run" if what == "run" else tmp_path / "run", *flags)
+        assert done.returncode == 1
+        assert [line for line in done.stderr.splitlines() if "No space left on device" in line]
+        assert "Traceback" not in done.stderr
+    finally:
+        subprocess.run(["umount", str(disk)], check=True)
 
 
 def test_a_full_disk_does_not_end_a_run_but_its_last_save_failing_does(tmp_path: Path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -64,7 +65,7 @@ def test_both_launchers_evaluate_alike(tmp_path: Path) -> None:
 def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run whose rollouts stand in its directory under ``rollouts``."""
     directory = tmp_path_factory.mktemp("recorded") / "run"
-    _run(directory, *SHORT, "--save-debug-rollout-data", str(directory / "rollouts"))
+    _run(directory, *SHORT, "--save-debug-rollout-data", str(directory / "rollouts"), "--save-interval", "2")
     return directory
 
 
@@ -76,6 +77,18 @@ def test_a_replay_gives_the_recorded_numbers_to_the_last_bit(tmp_path: Path, rec
     assert all({"train/loss", "train/grad_norm"} <= row.keys() for row in _metrics(tmp_path / "replay"))
     assert "starting the rollout engine" not in said
     assert "changed since" not in said
+    assert "--save-interval 2 is left aside" in said
+    assert not (tmp_path / "replay" / "checkpoints").exists()
+
+
+def test_a_replay_goes_on_from_a_checkpoint_with_the_rollouts_after_it(tmp_path: Path, recorded: Path) -> None:
+    after = tmp_path / "rollouts"
+    after.mkdir()
+    for path in sorted((recorded / "rollouts").glob("*.jsonl"))[2:]:
+        shutil.copy(path, after)
+    flags = ["--config", str(recorded / "config.toml"), "--load", str(recorded / "checkpoints" / "step_000001")]
+    _run(tmp_path / "replay", *flags, "--load-debug-rollout-data", str(after))
+    assert _metrics(tmp_path / "replay") == _metrics(recorded, "eval")[2:]
 
 
 def test_a_replay_under_other_settings_says_which(tmp_path: Path, recorded: Path) -> None:

@@ -20,6 +20,7 @@ from train.checkpoint.tensor_files import sync_directory, write_file
 
 _STEP = re.compile(r"step_(\d{6,})")
 _UNFINISHED = ".tmp-"
+_LEFTOVER = re.compile(r"\.tmp-(removed-)?step_\d{6,}")
 
 
 class CheckpointDirectory:
@@ -68,7 +69,7 @@ class CheckpointDirectory:
 
     def remove_leftovers(self) -> None:
         """Remove what a kill in the middle of a save, or of a removal, left behind."""
-        for path in self.path.glob(f"{_UNFINISHED}*"):
+        for path in leftovers(self.path):
             shutil.rmtree(path)
 
     def _retire(self, checkpoint: Path) -> Path:
@@ -86,9 +87,10 @@ def checkpoint_steps(directory: Path) -> list[int]:
     return sorted(int(match[1]) for match in found if match)
 
 
-def has_unfinished(directory: Path) -> bool:
-    """Whether a save began there and did not end."""
-    return any(directory.glob(f"{_UNFINISHED}*"))
+def leftovers(directory: Path) -> list[Path]:
+    """What saves and removals that did not end left there; nothing that merely begins alike."""
+    found = (path for path in directory.iterdir() if _LEFTOVER.fullmatch(path.name))
+    return [path for path in found if path.is_dir() and not path.is_symlink()]
 
 
 def _check_written(path: Path, size: int) -> None:
@@ -100,5 +102,5 @@ def _check_written(path: Path, size: int) -> None:
         try:
             with safe_open(path, framework="pt"):
                 pass
-        except SafetensorError as error:
+        except (SafetensorError, RuntimeError) as error:  # RuntimeError: it cannot be opened at all
             raise OSError(f"{path.name} cannot be read back: {error}") from error

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from samples.errors import InputError
-from train.checkpoint.directory import CheckpointDirectory, checkpoint_steps, has_unfinished
+from train.checkpoint.directory import CheckpointDirectory, checkpoint_steps, leftovers
 from train.checkpoint.manifest import MANIFEST, Checkpoint, FileFacts, read_manifest
 from train.checkpoint.tensor_files import file_checksum
 
@@ -104,7 +104,7 @@ def _what_it_is(given: Path) -> str:
             f"holds {pickle.name}, a pickle, which can run code when it is read; checkpoints of a run are safetensors "
             "files. Start from weights in a Hugging Face directory with --hf-checkpoint"
         )
-    if has_unfinished(given):
+    if leftovers(given):
         return "holds no finished checkpoint: the only save that began there was cut short; start without --load"
     inside = " It is empty." if not any(given.iterdir()) else ""
     return f"is no checkpoint and holds none (no {MANIFEST}, no step_000000 and so on).{inside} Give what --save wrote"

@@ -74,9 +74,13 @@ def check_save_directory(directory: Path, resume: Checkpoint | None) -> None:
         raise InputError(f"--save {directory}: {existing} cannot be written to; give a writable directory")
 
 
-def check_export(directory: Path, run_dir: Path, saves_to: Path | None) -> None:
-    """Refuse a ``--save-hf`` that could not be written when training is over, however long that took."""
-    from train.megatron.weights.directory import check_target
+def check_export(directory: Path, run_dir: Path, saves_to: Path | None, resume: Checkpoint | None = None) -> bool:
+    """Refuse a ``--save-hf`` that could not be written when training is over, however long that took.
+
+    Returns whether it holds the model that an earlier part of this very run wrote there when it was stopped: the same
+    command started again is to replace that.
+    """
+    from train.megatron.weights.directory import check_target, holds_only_a_model
 
     target = directory.resolve()
     for what, taken in (("the run's own directory", run_dir), ("--save", saves_to)):
@@ -84,7 +88,11 @@ def check_export(directory: Path, run_dir: Path, saves_to: Path | None) -> None:
             raise InputError(f"--save-hf {directory}: {what} {taken} is in there; give a directory of its own")
     if saves_to is not None and saves_to.resolve() in target.parents:
         raise InputError(f"--save-hf {directory}: is among the checkpoints in {saves_to}; give a directory of its own")
+    wrote_there = resume is not None and resume.manifest.config.get("output", {}).get("save_hf") == str(directory)
+    if wrote_there and holds_only_a_model(directory):
+        return True
     check_target(directory)
+    return False
 
 
 def run_id_of(resume: Checkpoint | None) -> str:

@@ -19,7 +19,11 @@ from train.checkpoint.manifest import FileFacts
 
 SHARD_BYTES = 2 * 10**9  # held in host memory until the file that they go to is full
 _CHUNK = 64 * 2**20
-_DTYPES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16", torch.float64: "F64"}
+_DTYPES = {
+    torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16", torch.float64: "F64",
+    torch.float8_e4m3fn: "F8_E4M3", torch.float8_e5m2: "F8_E5M2", torch.int64: "I64", torch.int32: "I32",
+    torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8", torch.bool: "BOOL",
+}  # fmt: skip
 
 
 class TensorFiles:
@@ -89,6 +93,11 @@ def write_file(path: Path, pieces: Iterator[memoryview | bytes] | list[bytes]) -
                 view = view[file.write(view) :]
         os.fsync(file.fileno())
     return FileFacts(bytes=size, crc32=checksum)
+
+
+def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> FileFacts:
+    """Write tensors on the host, in one piece each, as a new safetensors file. Raises OSError."""
+    return write_file(path, _serialized(tensors))
 
 
 def file_checksum(path: Path) -> int:

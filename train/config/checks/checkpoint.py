@@ -28,11 +28,13 @@ def saving_problems(config: RunConfig) -> Iterator[str]:
 
 def _half_run_problems(config: RunConfig) -> Iterator[str]:
     checkpoint, debug = config.checkpoint, config.debug
-    option = f"--save-interval {checkpoint.save_interval}" if checkpoint.save is None else f"--save {checkpoint.save}"
-    if checkpoint.saves and debug.replays:
-        yield f"{option}: a replay draws no prompts, so nothing could go on from its checkpoint; leave it out"
-    if checkpoint.saves and debug.debug_rollout_only:
-        yield f"{option}: --debug-rollout-only trains nothing that could be saved; leave it out"
+    if checkpoint.save is not None and debug.replays:
+        yield (
+            f"--save {checkpoint.save}: a replay draws no prompts, so nothing could go on from its checkpoint; leave "
+            "it out"
+        )
+    if checkpoint.save is not None and debug.debug_rollout_only:
+        yield f"--save {checkpoint.save}: --debug-rollout-only trains nothing that could be saved; leave it out"
     if checkpoint.load is not None and debug.debug_rollout_only:
         yield (
             f"--load {checkpoint.load}: --debug-rollout-only goes on with no training; to generate with the weights of "

@@ -21,5 +21,7 @@ def debug_problems(config: RunConfig) -> Iterator[str]:
         yield f"--load-debug-rollout-data {load}: no such directory; give the one that --save-debug-rollout-data wrote"
     if save is not None and Path(save).exists() and not Path(save).is_dir():
         yield f"--save-debug-rollout-data {save}: is a file; give a directory"
+    if load is not None and save is not None:
+        yield f"--save-debug-rollout-data {save}: a replay makes no rollouts that could be recorded; leave it out"
     if debug.debug_rollout_only and config.output.save_hf is not None:
         yield f"--save-hf {config.output.save_hf}: --debug-rollout-only trains no model to write; leave one out"

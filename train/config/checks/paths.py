@@ -45,6 +45,8 @@ def output_problems(config: RunConfig) -> Iterator[str]:
         yield f"--save-hf {export} would write into --hf-checkpoint {model}; give another directory"
     elif config.output.output_dir is not None and target == Path(config.output.output_dir).resolve():
         yield f"--save-hf {export} is --output-dir, which holds the run; give a directory in it, such as {export}/model"
+    elif config.checkpoint.load is not None:
+        return  # it may hold the model of this run's earlier part: looked at together with the checkpoint
     elif os.path.isdir(export) and os.access(export, os.R_OK) and any(Path(export).iterdir()):
         yield f"--save-hf {export}: is not empty; give a new directory, or remove this one"
 

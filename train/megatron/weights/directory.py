@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
 
 from samples.errors import InputError
+from train.checkpoint.tensor_files import write_tensors
 
 SHARD_BYTES = 5 * 10**9  # as transformers' save_pretrained cuts them
 
@@ -46,6 +48,32 @@ def check_target(directory: str | Path, flag: str = "--save-hf") -> None:
         os.rmdir(tempfile.mkdtemp(prefix=".accelrl-", dir=parent))
     except OSError as error:
         raise InputError(f"{flag} {directory}: cannot be written ({error.strerror}); give a writable place") from error
+
+
+def holds_only_a_model(directory: str | Path) -> bool:
+    """Whether a directory holds a model as ``ModelDirectoryWriter`` writes one, and nothing besides."""
+    path = Path(directory)
+    if not (path / "config.json").is_file():
+        return False
+    own = ("config.json", "*.safetensors", "*.safetensors.index.json", *CARRIED)
+    return all(file.is_file() and any(file.match(pattern) for pattern in own) for file in path.iterdir())
+
+
+@contextlib.contextmanager
+def put_aside(directory: Path) -> Iterator[None]:
+    """Give the name of a model directory to the one that is written in the block; the old one goes once that stands.
+
+    Where the block fails, the old one has its name again.
+    """
+    old = directory.with_name(f".{directory.name}.{os.getpid()}.before")
+    directory.rename(old)
+    try:
+        yield
+    except BaseException:
+        if not directory.exists():
+            old.rename(directory)
+        raise
+    shutil.rmtree(old)
 
 
 class ModelDirectoryWriter:
@@ -103,7 +131,7 @@ class ModelDirectoryWriter:
             raise InputError(f"{self.target} cannot be replaced ({error.strerror}); the model is in {kept}") from error
 
     def _write_shard(self) -> None:
-        save_file(self._pending, self._part(len(self._shards)), metadata={"format": "pt"})
+        write_tensors(self._part(len(self._shards)), self._pending)
         self._shards.append(list(self._pending))
         self._pending = {}
         self._pending_bytes = 0
