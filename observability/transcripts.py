@@ -8,10 +8,11 @@ import os
 from collections.abc import Iterable, Sequence
 from io import FileIO
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from observability.rollout_metrics import leaves_of
 from observability.trackers import write_all
+from samples.errors import InputError
 from samples.sample import Message, Sample
 
 Transcript = dict[str, Any]
@@ -149,9 +150,36 @@ def choose_steps(steps: Sequence[int], count: int) -> list[int]:
 
 
 def read_transcripts(path: Path) -> list[Transcript]:
-    """The whole lines of a file of ``Transcripts``; one that was cut off by a kill is left out."""
-    lines = path.read_bytes().split(b"\n")
-    return [json.loads(line) for line in lines[:-1] if line.strip()]
+    """The whole lines of a file of ``Transcripts``; one that was cut off by a kill is left out.
+
+    Raises InputError, naming file and line, for one that is no transcript.
+    """
+    lines = path.read_bytes().split(b"\n")[:-1]
+    return [_read(path, number, line) for number, line in enumerate(lines, 1) if line.strip()]
+
+
+def _read(path: Path, number: int, line: bytes) -> Transcript:
+    try:
+        transcript = json.loads(line)
+    except (ValueError, RecursionError):
+        transcript = None
+    if not _is_transcript(transcript):
+        raise InputError(f"{path}, line {number}: is no transcript; remove the line")
+    return cast(Transcript, transcript)
+
+
+def _is_transcript(value: object) -> bool:
+    if not isinstance(value, dict) or type(value.get("step")) is not int:
+        return False
+    texts = (value.get("prompt", ""), value.get("response", ""), value.get("label") or "")
+    if all(isinstance(text, str) for text in texts):
+        return True
+    prompt, *others = texts
+    messages = prompt if isinstance(prompt, list) else [None]
+    return all(isinstance(text, str) for text in others) and all(
+        isinstance(message, dict) and isinstance(message.get("role"), str) and isinstance(message.get("content"), str)
+        for message in messages
+    )
 
 
 def by_step(transcripts: Iterable[Transcript]) -> dict[int, list[Transcript]]:

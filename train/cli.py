@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import importlib
 import os
 import sys
@@ -14,9 +13,6 @@ COMMANDS = {  # "module:function", function(argv) -> exit status; imported only 
     "rollout": ("rollout.main:main", "generate responses and score them, without training"),
     "report": ("observability.__main__:report", "write a run's report.html anew from what lies in its directory"),
 }
-
-# What a disk says that is full, over its quota, or gone: no fault of ours, and nothing that a traceback would explain.
-_DISK_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.ESTALE}
 
 
 def accelrl(argv: list[str] | None = None) -> int:
@@ -51,7 +47,9 @@ def run_guarded(command: Callable[[], int]) -> int:
         print(f"accelrl: error: {error}", file=sys.stderr)
         return status
     except OSError as error:
-        if error.errno not in _DISK_ERRORS:
+        from train.checkpoint.errors import DISK_ERRORS
+
+        if error.errno not in DISK_ERRORS:
             raise
         where = f"{error.filename}: " if error.filename else ""
         print(

@@ -102,8 +102,9 @@ def model_config() -> dict[str, Any]:
 
 def _write_model(directory: Path, seed: int) -> None:
     import torch
+    from safetensors.torch import save
 
-    from train.checkpoint.tensor_files import write_tensors
+    from train.checkpoint.tensor_files import write_file
 
     config = model_config()
     (directory / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
@@ -134,8 +135,9 @@ def _write_model(directory: Path, seed: int) -> None:
             prefix + "mlp.down_proj.weight": matrix(hidden, ffn),
         }
     tensors["model.norm.weight"] = torch.ones(hidden)
-    (directory / "model.safetensors").unlink(missing_ok=True)  # of a run that begins again
-    write_tensors(directory / "model.safetensors", tensors)
+    file = directory / "model.safetensors"
+    file.unlink(missing_ok=True)  # of a run that begins again
+    write_file(file, [save(tensors, metadata={"format": "pt"})])
 
 
 def _write_tokenizer(directory: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import tomllib
 from array import array
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from observability.history import History
+from observability.step_file import parse_step
 from observability.transcripts import Transcript, by_step, read_transcripts
 from samples.errors import InputError
 
@@ -80,11 +80,14 @@ def read_run(run_dir: Path, wanted: Callable[[str], bool]) -> RunRecord:
     if not metrics.is_file():
         raise InputError(f"{run_dir} is not the directory of a run: it has no metrics.jsonl")
     config_path = run_dir / "config.toml"
-    text = config_path.read_text(encoding="utf-8") if config_path.is_file() else ""
     try:
+        text = config_path.read_text(encoding="utf-8") if config_path.is_file() else ""
         config = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except (ValueError, RecursionError) as error:  # TOMLDecodeError and UnicodeDecodeError are ValueErrors
         raise InputError(f"{config_path} is not valid TOML: {error}") from error
+    for section in ("run", "job"):
+        if not isinstance(config.get(section, {}), dict):
+            raise InputError(f"{config_path}: {section} is not a table, so no run wrote it")
     samples = run_dir / "samples.jsonl"
     record = RunRecord(
         name=run_dir.resolve().name,
@@ -109,10 +112,7 @@ def _lines(path: Path) -> Iterator[dict[str, Any]]:
         for number, line in enumerate(file, 1):
             if not line.endswith(b"\n"):
                 return  # cut off by a kill
-            try:
-                yield json.loads(line)
-            except ValueError as error:
-                raise InputError(f"{path}, line {number}: not JSON ({error}); remove the line") from error
+            yield parse_step(path, number, line)
 
 
 def _add(record: RunRecord, line: dict[str, Any], wanted: Callable[[str], bool]) -> None:

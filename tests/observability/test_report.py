@@ -230,6 +230,29 @@ def test_the_command_writes_it_anew_and_refuses_other_directories(tmp_path, caps
 # charts
 
 
+JUNK = {
+    "metrics.jsonl": [
+        "[1]",
+        '{"a": 1}',
+        '{"step": 9, "train/loss": "<b>"}',
+        '{"step": 9, "nonfinite": [1]}',
+        "[" * 100_000,
+    ],
+    "samples.jsonl": ["x", '{"a": 1}', '{"step": 1, "prompt": [1]}', '{"step": 1, "response": 5}', "[" * 100_000],
+    "config.toml": ["\xff = \xff", 'run = "x"', 'job = "x"'],
+}
+
+
+@pytest.mark.parametrize(("file", "text"), [(file, text) for file, texts in JUNK.items() for text in texts])
+def test_files_that_no_run_wrote_are_refused_by_name(tmp_path, file, text):
+    make_run(tmp_path, steps=2)
+    path = tmp_path / file
+    kept = "" if file == "config.toml" or not path.exists() else path.read_text()
+    path.write_bytes(kept.encode() + text.encode("latin-1") + b"\n")
+    with pytest.raises(InputError, match=file):
+        write_report(tmp_path)
+
+
 def line(values, **band):
     return Line("x", list(range(len(values))), values, **band)
 

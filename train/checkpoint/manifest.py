@@ -91,16 +91,6 @@ class Manifest(BaseModel):
     config: dict[str, Any]
     state: RunState
 
-    @field_validator("config")
-    @classmethod
-    def _is_a_configuration(cls, config: dict[str, Any]) -> dict[str, Any]:
-        if any(not isinstance(section, dict) for section in config.values()):
-            raise ValueError("every section must be a mapping")
-        for name in ("seed", "num_rollout"):
-            if not isinstance(config.get("job", {}).get(name), int):
-                raise ValueError(f"job.{name} must be a whole number")
-        return config
-
     @property
     def files(self) -> dict[str, FileFacts]:
         return self.state.trainer.files
@@ -134,9 +124,21 @@ def read_manifest(directory: Path, source: str) -> Manifest:
             "use the accelrl that wrote it, or a newer one"
         )
     try:
-        return Manifest.model_validate(document)
+        manifest = Manifest.model_validate(document)
     except ValidationError as error:
         where = ".".join(map(str, error.errors()[0]["loc"])) or "the document"
         raise InputError(
             f"{source} {directory}: {MANIFEST} is not a checkpoint's: {where}: {error.errors()[0]['msg']}"
         ) from error
+    wrong = _what_is_wrong(manifest.config)
+    if wrong is not None:
+        raise InputError(f"{source} {directory}: {MANIFEST} is not a checkpoint's: config: {wrong}")
+    return manifest
+
+
+def _what_is_wrong(config: dict[str, Any]) -> str | None:
+    """What a resume looks up of the run that saved, and does not find there."""
+    if any(not isinstance(section, dict) for section in config.values()):
+        return "every section must be a mapping"
+    missing = [name for name in ("seed", "num_rollout") if not isinstance(config.get("job", {}).get(name), int)]
+    return f"job.{missing[0]} must be a whole number" if missing else None

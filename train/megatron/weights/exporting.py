@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from train.checkpoint.errors import CheckpointWriteError
+from train.checkpoint.errors import DISK_ERRORS, CheckpointWriteError
 from train.megatron.weights.binding import BoundWeight, bind
 from train.megatron.weights.directory import SHARD_BYTES, ModelDirectoryWriter
 from train.megatron.weights.table import PlacedWeight
@@ -174,7 +174,9 @@ def save_hf(
     except BaseException as error:
         if writer is not None:
             writer.abandon()
-        if isinstance(error, OSError):  # a worker's error is understood by the driver if it is one of ours
+        if (
+            isinstance(error, OSError) and error.errno in DISK_ERRORS
+        ):  # a worker's error is understood by the driver if it is one of ours
             raise CheckpointWriteError(f"--save-hf {directory}: cannot be written ({error.strerror})") from error
         raise
     dist.barrier()
