@@ -10,6 +10,8 @@ import torch
 from transformers import (
     DeepseekV3Config,
     DeepseekV3ForCausalLM,
+    Gemma4ForCausalLM,
+    Gemma4TextConfig,
     Glm4Config,
     Glm4ForCausalLM,
     Glm4MoeConfig,
@@ -56,6 +58,13 @@ LATENT = {
     "q_lora_rank": 12, "kv_lora_rank": 16, "qk_nope_head_dim": 8, "qk_rope_head_dim": 4, "v_head_dim": 6,
     "num_key_value_heads": 4,
 }  # fmt: skip
+GEMMA = {
+    "hidden_size_per_layer_input": 0, "head_dim": 8, "global_head_dim": 16, "num_key_value_heads": 4,
+    "num_global_key_value_heads": 2, "sliding_window": 5, "num_hidden_layers": 4, "pad_token_id": None,
+    "layer_types": ["sliding_attention", "full_attention", "sliding_attention", "full_attention"],
+}  # fmt: skip
+GEMMA_EXPERTS = {"enable_moe_block": True, "num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 16}
+# A family, or after a slash one of its forms.
 KINDS: dict[str, tuple[type, type, dict[str, Any]]] = {
     "deepseek_v3": (
         DeepseekV3Config, DeepseekV3ForCausalLM,
@@ -63,6 +72,15 @@ KINDS: dict[str, tuple[type, type, dict[str, Any]]] = {
             "n_routed_experts": 8, "num_experts_per_tok": 4, "n_group": 4, "topk_group": 2, "first_k_dense_replace": 1,
             "rope_parameters": YARN,
         },
+    ),
+    "gemma4_text": (Gemma4TextConfig, Gemma4ForCausalLM, GEMMA),
+    "gemma4_text/key is value": (
+        Gemma4TextConfig, Gemma4ForCausalLM,
+        GEMMA | {"attention_k_eq_v": True, "final_logit_softcapping": 2.0},
+    ),
+    "gemma4_text/experts": (
+        Gemma4TextConfig, Gemma4ForCausalLM,
+        GEMMA | GEMMA_EXPERTS | {"attention_k_eq_v": True, "final_logit_softcapping": 2.0},
     ),
     "glm4_moe": (
         Glm4MoeConfig, Glm4MoeForCausalLM,

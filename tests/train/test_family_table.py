@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 from torch.testing import assert_close
 
 from accel.backends.cpu import CpuAccelerator
-from tests.train.model_cases import EVERY_MODEL, load, on_disk, save_tiny
+from tests.train.model_cases import EVERY_MODEL, load, on_disk, save_tiny, tiny_config
 from train.config.run import RunConfig
 from train.megatron.models import FAMILIES
 
@@ -24,7 +24,7 @@ Key = tuple[str, bool]
 
 
 def directory_of(model: Key, root: Path) -> Path:
-    return root / f"{model[0]}-{'tied' if model[1] else 'untied'}"
+    return root / f"{model[0].replace('/', ' ')}-{'tied' if model[1] else 'untied'}"
 
 
 def models_of(layout: str) -> list[Key]:
@@ -35,7 +35,7 @@ def models_of(layout: str) -> list[Key]:
 
 
 def has_experts(model_type: str) -> bool:
-    return FAMILIES[model_type].weights.experts is not None
+    return FAMILIES[tiny_config(model_type).model_type].experts(tiny_config(model_type)) > 0
 
 
 def one_rank_of_two(rank: int, layout: str, root: Path) -> None:
@@ -139,12 +139,12 @@ def test_every_cell_of_the_table(one_rank, tmp_path, capsys):
                     assert difference <= bound(model), (model, layout, rank)
                     cells[model][layout] = f"{difference:.0e}"
     columns = ["logits", "gradients", "HF-Megatron-HF", *LAYOUTS]
-    lines = [f"{'family':24}" + "".join(f"{column:>16}" for column in columns)]
+    lines = [f"{'family':32}" + "".join(f"{column:>16}" for column in columns)]
     for model in EVERY_MODEL:
         for layout in LAYOUTS:
             why_empty = "no experts" if "EP" in layout and not has_experts(model[0]) else "as untied"
             cells[model].setdefault(layout, why_empty)
         name = f"{model[0]} {'tied' if model[1] else ''}"
-        lines.append(f"{name:24}" + "".join(f"{cells[model][column]:>16}" for column in columns))
+        lines.append(f"{name:32}" + "".join(f"{cells[model][column]:>16}" for column in columns))
     with capsys.disabled():
         print("\n" + "\n".join(lines))

@@ -22,7 +22,7 @@ from train.megatron.weights.transforms import (
 
 
 def test_every_family_is_in_these_tests():
-    assert KINDS.keys() == FAMILIES.keys()
+    assert {kind.partition("/")[0] for kind in KINDS} == FAMILIES.keys()
 
 
 @pytest.mark.parametrize(("model_type", "tied"), EVERY_MODEL)
@@ -30,7 +30,7 @@ def test_table_names_every_tensor_that_transformers_saves_once(model_type, tied)
     config = tiny_config(model_type, tied)
     with torch.device("meta"):
         reference = on_disk(KINDS[model_type][1](config))
-    family = FAMILIES[model_type]
+    family = FAMILIES[config.model_type]
     placed = [weight for weight in family.weights.place(config).values() if not weight.tied]
     named = [(name, weight.expert if weight.stack else None) for weight in placed for name in weight.hf]
     assert len(named) == len(set(named))

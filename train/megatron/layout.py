@@ -14,11 +14,9 @@ def check_layout(hf_config: Any, parallel: ParallelConfig) -> None:
 
     family = FAMILIES[hf_config.model_type]
     tensor = parallel.tensor_model_parallel_size
-    for field in family.shared:
-        if getattr(hf_config, field) % tensor:
-            raise InputError(
-                f"--tensor-model-parallel-size {tensor} does not divide the model's {field}={getattr(hf_config, field)}"
-            )
+    for field, size in family.shared_sizes(hf_config).items():
+        if size % tensor:
+            raise InputError(f"--tensor-model-parallel-size {tensor} does not divide the model's {field}={size}")
     stages = parallel.pipeline_model_parallel_size
     if hf_config.num_hidden_layers % stages:
         raise InputError(

@@ -130,6 +130,8 @@ def build_model(hf_config: Any, config: RunConfig) -> GPTModel:
     for module in model.modules():
         if isinstance(module, RotaryEmbedding):
             module.inv_freq = family.inverse_frequencies(hf_config).to(module.inv_freq.device)
+    if family.adapt is not None:
+        family.adapt(model, hf_config)
     if config.model.bf16:
         _to_bfloat16(model)
     if model.post_process and vocab_size > hf_config.vocab_size:

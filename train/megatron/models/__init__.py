@@ -9,6 +9,7 @@ from samples.errors import InputError
 from samples.model_files import check_sizes
 from train.megatron.models.deepseek_v3 import FAMILY as DEEPSEEK_V3
 from train.megatron.models.family import ModelFamily
+from train.megatron.models.gemma4_text import FAMILY as GEMMA4_TEXT
 from train.megatron.models.glm4 import FAMILY as GLM4
 from train.megatron.models.glm4_moe import FAMILY as GLM4_MOE
 from train.megatron.models.glm4_moe_lite import FAMILY as GLM4_MOE_LITE
@@ -20,7 +21,20 @@ from train.megatron.models.qwen2_moe import FAMILY as QWEN2_MOE
 from train.megatron.models.qwen3 import FAMILY as QWEN3
 from train.megatron.models.qwen3_moe import FAMILY as QWEN3_MOE
 
-_ALL = (DEEPSEEK_V3, GLM4, GLM4_MOE, GLM4_MOE_LITE, GPT_OSS, LLAMA, MINIMAX_M2, QWEN2, QWEN2_MOE, QWEN3, QWEN3_MOE)
+_ALL = (
+    DEEPSEEK_V3,
+    GEMMA4_TEXT,
+    GLM4,
+    GLM4_MOE,
+    GLM4_MOE_LITE,
+    GPT_OSS,
+    LLAMA,
+    MINIMAX_M2,
+    QWEN2,
+    QWEN2_MOE,
+    QWEN3,
+    QWEN3_MOE,
+)
 FAMILIES: dict[str, ModelFamily] = {family.model_type: family for family in _ALL}
 
 

@@ -21,7 +21,9 @@ class ModelFamily:
     Megatron, so it is called only after ``prepare_megatron``. inverse_frequencies: of each rotated pair of elements,
     in float32. heads: geometry of the merged query/key/value matrix in a layer (None outside of layers). shapes: of
     every Hugging Face tensor that ``weights`` names, by the name with ``{layer}`` and ``{expert}`` left open, or filled
-    in where layers differ. shared: sizes that tensor-parallel ranks share and so have to divide, by the field's name.
+    in where layers differ. shared: sizes that tensor-parallel ranks share and so have to divide, by the field's name;
+    also_shared: those that no field names. adapt: what is done to a built model, by the Hugging Face config, that no
+    spec says.
     """
 
     model_type: str
@@ -34,6 +36,13 @@ class ModelFamily:
     heads: Callable[[Any, int | None], HeadGeometry]
     shapes: Callable[[Any], dict[str, tuple[int, ...]]]
     shared: tuple[str, ...] = ("num_key_value_heads", "num_attention_heads", "intermediate_size")
+    also_shared: Callable[[Any], dict[str, int]] | None = None
+    adapt: Callable[[Any, Any], None] | None = None
+
+    def shared_sizes(self, hf_config: Any) -> dict[str, int]:
+        """Every size that the tensor-parallel size has to divide."""
+        sizes = {name: int(getattr(hf_config, name)) for name in self.shared}
+        return sizes | (self.also_shared(hf_config) if self.also_shared else {})
 
     def experts(self, hf_config: Any) -> int:
         """Experts in each layer that has any; 0 for a dense model."""

@@ -43,8 +43,10 @@ class ConfigFields:
             raise InputError(f"{source}: this {hf_config.model_type} config is not supported: {reason}")
         known = self.used | self.accepts.keys() | self.checks.keys() | self.without_effect
         for declared in _declared_fields(hf_config):
+            if declared.name in known:  # some may be read by layer only
+                continue
             value = getattr(hf_config, declared.name)
-            if declared.name not in known and value != _default(declared):
+            if value != _default(declared):
                 raise _refusal(source, hf_config, declared.name, value, "it is not known to this version of accelrl")
 
 
