@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 
 from accel.safe_path import secure_sys_path
@@ -79,11 +80,11 @@ def _list(options: argparse.Namespace) -> int:
             name: {"usable": p.usable, "reason": p.reason, "origin": p.registration.origin}
             for name, p in probes.items()
         }
-        print(json.dumps(rows, indent=2))
+        _say(json.dumps(rows, indent=2))
         return 0
     width = max(len(name) for name in probes)
-    for name, probe in probes.items():
-        print(f"{name:<{width}}  {'usable' if probe.usable else 'not usable: ' + str(probe.reason)}")
+    states = {name: "usable" if probe.usable else f"not usable: {probe.reason}" for name, probe in probes.items()}
+    _say("\n".join(f"{name:<{width}}  {state}" for name, state in states.items()))
     return 0
 
 
@@ -92,7 +93,7 @@ def _doctor(options: argparse.Namespace) -> int:
     from accel.doctor.display import render
 
     diagnosis = diagnose(options.accelerator, emulate=options.emulate)
-    print(json.dumps(diagnosis.as_dict(), indent=2) if options.json else render(diagnosis))
+    _say(json.dumps(diagnosis.as_dict(), indent=2) if options.json else render(diagnosis))
     return 0 if diagnosis.selected is not None else 1
 
 
@@ -102,25 +103,23 @@ def _conformance(options: argparse.Namespace) -> int:
 
     accelerator = select_accelerator(options.accelerator, emulate=options.emulate)
     report = run_conformance(accelerator, options.world_size, options.subject)
-    if options.json:
-        print(json.dumps(report.as_dict(), indent=2))
-    else:
-        kind = " (emulated)" if accelerator.emulated else ""
-        print(f"conformance of {report.accelerator}{kind}, {report.world_size} ranks")
-        for outcome in report.outcomes:
-            print(outcome)
-        for outcome in report.outcomes:
-            if outcome.result == "FAIL":
-                print(f"\n--- {outcome.subject}: {outcome.check}\n{outcome.reason}")
-        print(", ".join(f"{report.count(result)} {result}" for result in ("PASS", "FAIL", "SKIP")))
+    _say(json.dumps(report.as_dict(), indent=2) if options.json else report.text(emulated=accelerator.emulated))
     return 0 if report.passed else 1
 
 
 def _emulation(options: argparse.Namespace) -> int:  # noqa: ARG001 - build is the only action
     from accel.emulation.build import build
 
-    print(build())
+    _say(str(build()))
     return 0
+
+
+def _say(text: str) -> None:
+    """Print it; a reader that has seen enough, such as head, is no error."""
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else Python complains when it flushes again
 
 
 if __name__ == "__main__":

@@ -46,6 +46,16 @@ class ConformanceReport:
     def passed(self) -> bool:
         return bool(self.outcomes) and not self.count("FAIL")
 
+    def text(self, *, emulated: bool = False) -> str:
+        """For people: every outcome, then what went wrong in full, then the counts."""
+        kind = " (emulated)" if emulated else ""
+        lines = [f"conformance of {self.accelerator}{kind}, {self.world_size} ranks", *map(str, self.outcomes)]
+        for outcome in self.outcomes:
+            if outcome.result == "FAIL":
+                lines.append(f"\n--- {outcome.subject}: {outcome.check}\n{outcome.reason}")
+        lines.append(", ".join(f"{self.count(result)} {result}" for result in ("PASS", "FAIL", "SKIP")))
+        return "\n".join(lines)
+
     def as_dict(self) -> dict[str, Any]:
         counts = {result.lower(): self.count(result) for result in ("PASS", "FAIL", "SKIP")}
         return {

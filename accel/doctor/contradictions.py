@@ -11,6 +11,7 @@ import torch
 from accel.backends.cpu import devices_asked, usable_cores
 from accel.contract import Accelerator
 from accel.errors import AcceleratorError
+from accel.handoff import AcceleratorSpec
 from accel.masks import VisibleDevices, mask_problems
 from accel.memory.saver import COMMON_ALLOCATOR_ENV
 from accel.probing import Probe
@@ -102,8 +103,13 @@ def _allocators(accelerators: list[Accelerator], environ: Mapping[str, str]) -> 
 
 def _handed_over(environ: Mapping[str, str]) -> list[Contradiction]:
     spec, variable = environ.get(SPEC_ENV, "").strip(), environ.get(ACCELERATOR_ENV, "").strip().lower()
-    name = spec.partition("=")[0]
-    if spec and variable not in ("", "auto", name):
+    if not spec:
+        return []
+    try:
+        name = AcceleratorSpec.parse(spec).name
+    except AcceleratorError as error:
+        return [Contradiction(f"{SPEC_ENV}: {error}", f"unset {SPEC_ENV}: a driver sets it for its own workers")]
+    if variable not in ("", "auto", name):
         problem = f"{SPEC_ENV}={spec} and {ACCELERATOR_ENV}={variable} disagree"
         return [Contradiction(problem, f"unset {ACCELERATOR_ENV}")]
     return []

@@ -1,5 +1,9 @@
 """``python -m accel``: what is given wrongly ends with status 2 and a line that says what would be right."""
 
+import os
+import subprocess
+import sys
+
 import pytest
 
 from accel.__main__ import main
@@ -32,3 +36,13 @@ def test_wrong_arguments(capsys, arguments, says):
 def test_an_unusable_accelerator_is_status_1(capsys):
     assert main(["conformance", "--accelerator", "nope"]) == 1
     assert "no accelerator is named 'nope'; known: cpu, cuda, musa" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("arguments", [["list"], ["doctor", "--json", "--accelerator", "cpu"]], ids=" ".join)
+def test_a_reader_that_went_away_is_no_error(arguments):
+    reading, writing = os.pipe()
+    os.close(reading)
+    command = [sys.executable, "-m", "accel", *arguments]
+    done = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, text=True, timeout=120)
+    os.close(writing)
+    assert (done.returncode, done.stderr) == (0, "")

@@ -84,6 +84,7 @@ def test_contradictions_are_found_and_have_a_fix():
     for environ, says in [
         ({"PYTORCH_ALLOC_CONF": "a:1", "PYTORCH_CUDA_ALLOC_CONF": "a:2"}, "differ"),
         ({"ACCELRL_ACCELERATOR": "cpu", "ACCELRL_ACCELERATOR_SPEC": "musa=a:B@1"}, "disagree"),
+        ({"ACCELRL_ACCELERATOR_SPEC": "garbage"}, "'garbage' is no accelerator specification"),
         ({"ACCELRL_CPU_DEVICES": "none"}, "no number of devices"),
         ({"OMP_NUM_THREADS": "4096"}, "usable cores"),
     ]:
