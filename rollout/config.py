@@ -18,7 +18,37 @@ class RolloutConfig(BaseModel):
         "auto",
         description="who generates: the embedded engine (torch) or SGLang servers (auto: sglang if installed)",
     )
-    rollout_mode: Literal["sync"] = Field("sync", description="how rollout and training follow each other")
+    rollout_mode: Literal["sync", "one-step-off", "fully-async"] = Field(
+        "sync",
+        description="how rollout and training follow each other: in turn, the next rollout beside the training on the "
+        "last one, or generation that never waits for training",
+    )
+    max_weight_staleness: int = Field(
+        1,
+        ge=0,
+        description="weight versions between a group's oldest token and the training on it, at most, with "
+        "--rollout-mode fully-async (0: nothing is generated while training)",
+    )
+    max_groups_in_flight: int | None = Field(
+        None,
+        ge=1,
+        description="groups that --rollout-mode fully-async generates and scores at once (default: all that "
+        "--max-weight-staleness allows)",
+    )
+    max_group_retries: int = Field(
+        2,
+        ge=0,
+        description="times that --rollout-mode fully-async tries a group again whose generation or reward failed, "
+        "before the run ends on its error",
+    )
+    update_weights_in_flight: Literal["auto", "keep", "abort"] = Field(
+        "auto",
+        description="what --rollout-mode fully-async does with responses under way when new weights come: they go on "
+        "under them, or are aborted and begin again (auto: keep, where the engine can)",
+    )
+    partial_rollout: bool = Field(
+        False, description="an aborted response goes on later from where it stopped, instead of beginning again"
+    )
     rollout_batch_size: int = Field(32, ge=1, description="groups (prompts) that one step trains on")
     n_samples_per_prompt: int = Field(16, ge=1, description="responses in a group")
     over_sampling_batch_size: int | None = Field(

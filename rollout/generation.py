@@ -49,6 +49,7 @@ async def generate_sample(
             first_position=sample.response_length,
         )
     )
+    first_token = sample.response_length == 0
     sample.tokens = sample.tokens + result.output_ids
     sample.response += result.text
     sample.response_length += len(result.output_ids)
@@ -56,5 +57,6 @@ async def generate_sample(
     if result.kept_token_ids is not None:
         sample.rollout_kept_token_ids = (sample.rollout_kept_token_ids or []) + result.kept_token_ids
     sample.loss_mask = [1] * sample.response_length
-    sample.weight_version = result.weight_version
+    if first_token or sample.weight_version is None:  # as in the engine, a response has the version of its first token
+        sample.weight_version = result.weight_version
     sample.status = _STATUS[result.finish_reason]

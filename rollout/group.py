@@ -11,7 +11,7 @@ from hooks import apply_rollout_sample_hooks
 from rollout.engines.protocol import Engine, SamplingParams
 from rollout.generation import generate_sample
 from rollout.rewards import Reward
-from samples.sample import Group
+from samples.sample import Group, Status
 
 
 class HookArgs(Protocol):
@@ -44,16 +44,27 @@ class GroupRunner:
         ``stream`` stands in for the rollout id where random numbers are drawn (default: the rollout id itself).
         """
         group_index = group[0].group_index
+        await self.answer(group, params, rollout_id=rollout_id, stream=stream)
+        return await self.finish(group, rollout_id=rollout_id, evaluation=evaluation, group_index=group_index)
+
+    async def answer(self, group: Group, params: SamplingParams, *, rollout_id: int, stream: int | None = None) -> None:
+        """Generate what ``group`` still lacks. Samples may end ABORTED: such a group is not ready for ``finish``."""
         for sample in group:
             sample.rollout_id = rollout_id if stream is None else stream
         await run_all(
             [
                 generate_sample(self._engine, sample, params, seed=self._seed, max_context_len=self._max_context_len)
                 for sample in group
+                if sample.status in (Status.PENDING, Status.ABORTED)
             ]
         )
         for sample in group:
             sample.rollout_id = rollout_id
+
+    async def finish(
+        self, group: Group, *, rollout_id: int, evaluation: bool = False, group_index: int | None = None
+    ) -> float:
+        """Apply hooks to an answered group and score it, in place; the seconds that scoring took."""
         group[:] = await apply_rollout_sample_hooks(
             self._args, group, rollout_id=rollout_id, evaluation=evaluation, group_index=group_index
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,8 +11,10 @@ from typing import Any
 import torch
 
 from accel.contract import Accelerator
+from rollout.collectors.base import CollectorState
+from rollout.collectors.factory import create_collector
 from rollout.collectors.output import RolloutOutput
-from rollout.collectors.sync import SyncCollector, UserArgs
+from rollout.collectors.sync import UserArgs
 from rollout.config import EvalConfig, RewardConfig, RolloutConfig
 from rollout.engines.factory import create_engine
 from rollout.evaluation import EvaluationSet, Evaluator, load_evaluation_sets
@@ -37,6 +40,7 @@ class RolloutSettings:
     threads: int
     bf16: bool = False
     trust_remote_code: bool = False
+    num_rollout: int = 1  # of the whole run: nothing is generated beyond its last step
 
 
 class RolloutWorker:
@@ -67,7 +71,7 @@ class RolloutWorker:
         )
         args = UserArgs(settings.rollout, settings.reward)
         self._reward = build_reward(settings.reward, args)
-        self._collector = SyncCollector(
+        self._collector = create_collector(
             settings.rollout,
             settings.reward,
             engine=self._engine,
@@ -76,6 +80,7 @@ class RolloutWorker:
             dynamic_filter=load_filter(settings),
             seed=settings.seed,
             max_context_len=limits.max_context_len,
+            num_rollout=settings.num_rollout,
         )
         self._evaluator = Evaluator(
             settings.evaluation,
@@ -97,29 +102,40 @@ class RolloutWorker:
         """Metrics of every set of ``--eval-prompt-data`` under the current weights; call it between rollouts."""
         return self._loop.run(self._evaluator.evaluate(rollout_id))
 
+    def settle(self) -> None:
+        """Return once new weights may come; what the collector has to finish first is finished."""
+        self._loop.run(self._collector.settle())
+
     def update_weights(self, version: int, buckets: Iterable[Mapping[str, torch.Tensor]]) -> None:
         """Replace all weights by ``version``, given as buckets of whole tensors under Hugging Face names."""
+        self.settle()
         self._loop.run(self._engine.begin_update(version))
         for bucket in buckets:
             self._loop.run(self._engine.update_weights(bucket))
         self._loop.run(self._engine.commit_update(version))
+        self._loop.run(self._weights_updated(version))
 
-    def source_state(self) -> dict[str, Any]:
-        """The cursor of consumed prompts, ready for JSON."""
-        return self._source.state_dict()
+    def state(self) -> CollectorState:
+        """The cursor of consumed prompts and the groups that are not trained on yet, as they are between two steps."""
+        return self._loop.run(self._collector.state())
 
-    def load_source_state(self, state: dict[str, Any]) -> None:
-        self._source.load_state_dict(state)
+    def restore(self, state: CollectorState) -> None:
+        """Go on from ``state``; before the first rollout."""
+        self._loop.run(self._restore(state))
 
     def close(self) -> None:
-        """Stop engine and rewards within a bounded time; nothing of this worker runs afterwards."""
-        try:
-            self._loop.run(self._reward.close())
-        finally:
-            try:
-                self._loop.run(self._engine.stop())
-            finally:
-                self._loop.close()
+        """Stop collector, engine and rewards within a bounded time; nothing of this worker runs afterwards."""
+        with ExitStack() as stack:  # from the last to the first, whatever fails
+            stack.callback(self._loop.close)
+            stack.callback(lambda: self._loop.run(self._engine.stop()))
+            stack.callback(lambda: self._loop.run(self._reward.close()))
+            stack.callback(lambda: self._loop.run(self._collector.close()))
+
+    async def _weights_updated(self, version: int) -> None:
+        self._collector.weights_updated(version)
+
+    async def _restore(self, state: CollectorState) -> None:
+        self._collector.restore(state)
 
 
 def open_evaluation_sets(settings: RolloutSettings, tokenizer: Any) -> list[EvaluationSet]:

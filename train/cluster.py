@@ -55,14 +55,17 @@ class RolloutActor:
         self._role.start()
 
     def rollout(self, rollout_id: int) -> tuple[TrainBatch | None, StepOutput, bool]:
-        batch, metrics, transcripts = self._role.rollout(rollout_id)
-        return batch, StepOutput(metrics, transcripts), batch is not None
+        batch, output = self._role.rollout(rollout_id)
+        return batch, output, batch is not None
 
     def evaluate(self, rollout_id: int) -> dict[str, float]:
         return self._role.evaluate(rollout_id)
 
-    def state(self) -> RolloutState:
-        return self._role.state()
+    def settle(self) -> None:
+        self._role.settle()
+
+    def save_state(self, directory: Path) -> RolloutState:
+        return self._role.save_state(directory)
 
     def update_weights(self, version: int, *buckets: FlatBucket) -> None:
         self._role.update_weights(version, (bucket.tensors() for bucket in buckets))
@@ -187,29 +190,32 @@ class RayRuntime:
         import ray
 
         batch, output = self._roll_out(rollout_id)
-        if not self._trainers:
+        if not self._trainers or output.ended:
             return output
-        metrics = dict(output.metrics)
         if batch is None:
-            return StepOutput(metrics | {"train/optimizer_steps": 0.0}, output.transcripts)
+            return output.with_metrics({"train/optimizer_steps": 0.0})
         started = time.perf_counter()
         # Every rank reports the global values, so one report is the run's.
-        metrics |= ray.get([trainer.train.remote(batch, rollout_id) for trainer in self._trainers])[0]
+        metrics: dict[str, float] = ray.get([trainer.train.remote(batch, rollout_id) for trainer in self._trainers])[0]
         trained = time.perf_counter()
+        if self._rollout is not None and self._config.rollout.rollout_mode != "sync":
+            ray.get(self._rollout.settle.remote())
+        settled = time.perf_counter()
         self._hand_over()
+        metrics["perf/rollout_time"] = output.metrics["perf/rollout_time"] + settled - trained
         metrics["perf/train_time"] = trained - started
-        metrics["perf/update_weights_time"] = time.perf_counter() - trained
-        return StepOutput(metrics, output.transcripts)
+        metrics["perf/update_weights_time"] = time.perf_counter() - settled
+        return output.with_metrics(metrics)
 
     def _roll_out(self, rollout_id: int) -> tuple[Any, StepOutput]:
         """A reference to the batch (None when nothing is left to train on), and what there is to say of the rollout."""
         import ray
 
         if self._replay is not None:
-            batch, metrics, transcripts = self._replay.rollout(rollout_id)
-            return None if batch is None else ray.put(batch), StepOutput(metrics, transcripts)
+            batch, output = self._replay.rollout(rollout_id)
+            return None if batch is None else ray.put(batch), output
         batch_ref, output_ref, has_batch = self._rollout.rollout.options(num_returns=3).remote(rollout_id)
-        output: StepOutput = ray.get(output_ref)
+        output = ray.get(output_ref)
         return batch_ref if ray.get(has_batch) else None, output
 
     def evaluate(self, rollout_id: int) -> dict[str, float]:
@@ -223,7 +229,7 @@ class RayRuntime:
         import ray
 
         with _plain_errors():
-            rollout: RolloutState = ray.get(self._rollout.state.remote())
+            rollout: RolloutState = ray.get(self._rollout.save_state.remote(directory))
             saving = [trainer.save_state.remote(directory) for trainer in self._trainers]
             ray.wait(saving, num_returns=len(saving))  # an error of one must not leave the others at work
             trainer: TrainerState = ray.get(saving)[0]

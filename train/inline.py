@@ -61,18 +61,22 @@ class InlineRuntime:
 
     def step(self, rollout_id: int) -> StepOutput:
         assert self._rollout is not None
-        batch, metrics, transcripts = self._rollout.rollout(rollout_id)
-        if self._trainer is None:
-            return StepOutput(metrics, transcripts)
+        batch, output = self._rollout.rollout(rollout_id)
+        if self._trainer is None or output.ended:
+            return output
         if batch is None:
-            return StepOutput(metrics | {"train/optimizer_steps": 0.0}, transcripts)
+            return output.with_metrics({"train/optimizer_steps": 0.0})
         started = time.perf_counter()
-        metrics |= self._trainer.train(batch, rollout_id)
+        metrics = self._trainer.train(batch, rollout_id)
         trained = time.perf_counter()
+        if isinstance(self._rollout, RolloutRole):
+            self._rollout.settle()
+        settled = time.perf_counter()
         self._hand_over()
+        metrics["perf/rollout_time"] = output.metrics["perf/rollout_time"] + settled - trained
         metrics["perf/train_time"] = trained - started
-        metrics["perf/update_weights_time"] = time.perf_counter() - trained
-        return StepOutput(metrics, transcripts)
+        metrics["perf/update_weights_time"] = time.perf_counter() - settled
+        return output.with_metrics(metrics)
 
     def evaluate(self, rollout_id: int) -> dict[str, float]:
         assert isinstance(self._rollout, RolloutRole)
@@ -82,7 +86,7 @@ class InlineRuntime:
         assert self._trainer is not None
         assert isinstance(self._rollout, RolloutRole)
         trainer = self._trainer.save_state(directory)
-        return RunState(weight_version=self._version, trainer=trainer, rollout=self._rollout.state())
+        return RunState(weight_version=self._version, trainer=trainer, rollout=self._rollout.save_state(directory))
 
     def save_hf(self, directory: Path) -> None:
         assert self._trainer is not None

@@ -5,9 +5,9 @@ from __future__ import annotations
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import FrameType
 from typing import Protocol
@@ -24,6 +24,10 @@ class StepOutput:
 
     metrics: dict[str, float]
     transcripts: list[Transcript] = field(default_factory=list)
+    ended: bool = False  # the prompts had come to their end before: this step was not made
+
+    def with_metrics(self, more: Mapping[str, float]) -> StepOutput:
+        return replace(self, metrics={**self.metrics, **more})
 
 
 class Runtime(Protocol):
@@ -117,6 +121,9 @@ def run_loop(
                 break
         started = time.perf_counter()
         output = runtime.step(rollout_id)
+        if output.ended:
+            progress.note(f"the prompts have come to their end: the run ends after {rollout_id} of {num_rollout} steps")
+            break
         seconds = time.perf_counter() - started
         metrics = output.metrics
         metrics["perf/step_time"] = seconds

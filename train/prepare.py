@@ -235,8 +235,11 @@ def without_places(config: RunConfig) -> tuple[RunConfig, dict[str, str]]:
 
 
 def resolve_threads(config: RunConfig, accelerator: Accelerator) -> RunConfig:
-    """Thread counts as numbers: roles take turns, so on shared cores each role may use them all."""
+    """Thread counts as numbers. Where cores are shared each role may use them all, since the roles take turns; in the
+    overlapped modes, half of them."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
+    if config.rollout.rollout_mode != "sync":
+        cores = max(1, cores // 2)
     if accelerator.capabilities.exclusive_devices:
         trainer = rollout = 1
     else:

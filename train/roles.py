@@ -8,14 +8,16 @@ from pathlib import Path
 import torch
 
 from accel.contract import Accelerator
-from observability.transcripts import Transcript, pick_transcripts
+from observability.transcripts import pick_transcripts
 from rollout.worker import RolloutSettings, RolloutWorker
 from train.batch import TrainBatch, batch_from_groups
-from train.checkpoint.generators import generator_states, restore_generators, seed_generators
+from train.checkpoint.generators import restore_generators, seed_generators
 from train.checkpoint.manifest import Checkpoint, RolloutState, TrainerState
+from train.checkpoint.rollout_state import load_collector_state, save_rollout_state
 from train.collection import end_sparing, spare_from_collection
 from train.compiler_cache import keep_compiler_cache_private
 from train.config.run import RunConfig
+from train.loop import StepOutput
 from train.profiling import ProfilePlan, Profiler
 from train.replay.recorder import RolloutRecorder
 from train.weight_sync.buckets import group_into_buckets
@@ -35,6 +37,7 @@ def rollout_settings(config: RunConfig) -> RolloutSettings:
         threads=config.job.rollout_threads,
         bf16=config.model.bf16,
         trust_remote_code=config.model.trust_remote_code,
+        num_rollout=config.job.num_rollout,
     )
 
 
@@ -64,27 +67,31 @@ class RolloutRole:
         self._worker.start()
         seed_generators(self._config.job.seed, self._accelerator)
         if self._resume is not None:
-            state = self._resume.manifest.state.rollout
-            self._worker.load_source_state(state.source)
-            restore_generators(state.generators, self._accelerator)
+            self._worker.restore(load_collector_state(self._resume))
+            restore_generators(self._resume.manifest.state.rollout.generators, self._accelerator)
         spare_from_collection()
 
-    def rollout(self, rollout_id: int) -> tuple[TrainBatch | None, dict[str, float], list[Transcript]]:
-        """The batch of one rollout, its metrics and a few transcripts; no batch when nothing is left to train on."""
+    def rollout(self, rollout_id: int) -> tuple[TrainBatch | None, StepOutput]:
+        """The batch of one rollout, and what there is to say of it; no batch when nothing is left to train on."""
         with self._profiler.step(rollout_id):
             output = self._worker.collect(rollout_id)
         if self._recorder is not None:
             self._recorder.record(output)
         batch = batch_from_groups(output.groups, self._config) if output.groups else None
         count = self._config.tracking.transcripts_per_step
-        return batch, output.metrics, pick_transcripts(output.sampled, count, self._config.reward.reward_key)
+        transcripts = pick_transcripts(output.sampled, count, self._config.reward.reward_key)
+        return batch, StepOutput(output.metrics, transcripts, ended=output.ended)
 
     def evaluate(self, rollout_id: int) -> dict[str, float]:
         return self._worker.evaluate(rollout_id)
 
-    def state(self) -> RolloutState:
-        """Where this role stands between two rollouts, for a checkpoint."""
-        return RolloutState(source=self._worker.source_state(), generators=generator_states(self._accelerator))
+    def settle(self) -> None:
+        """Return once new weights may come."""
+        self._worker.settle()
+
+    def save_state(self, directory: Path) -> RolloutState:
+        """Where this role stands between two steps, for a checkpoint; finished groups are written to ``directory``."""
+        return save_rollout_state(directory, self._worker.state(), self._accelerator)
 
     def update_weights(self, version: int, buckets: Iterable[Mapping[str, torch.Tensor]]) -> None:
         self._worker.update_weights(version, buckets)

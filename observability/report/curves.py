@@ -61,6 +61,22 @@ CURVES = (
         },
         log=True,
     ),
+    Curve(
+        "Staleness",
+        "weight versions between a group's oldest token and the training on it: mean and largest",
+        {"rollout/async/staleness/mean": "mean", "rollout/async/staleness/max": "largest"},
+    ),
+    Curve(
+        "Groups in flight and waiting",
+        "generated or scored, mean over the step; finished and not trained on, after the step took its own",
+        {"rollout/async/in_flight": "in flight", "rollout/async/queue_depth": "waiting"},
+    ),
+    Curve(
+        "Engine busy",
+        "share of the time with a group in flight",
+        {"rollout/async/engine_busy_ratio": "busy"},
+        percent=True,
+    ),
     Curve("Learning rate", "of the last optimizer step", {"train/lr": "learning rate"}),
     Curve("Speed", "response tokens sampled per second of the step", {"perf/tokens_per_second": "tokens/s"}),
 )

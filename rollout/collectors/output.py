@@ -15,3 +15,4 @@ class RolloutOutput:
     groups: list[Group]
     metrics: dict[str, float] = field(default_factory=dict)
     sampled: list[Group] = field(default_factory=list)  # every group that was scored, those of ``groups`` included
+    ended: bool = False  # the source had no prompt left, and no group waited: there is no such step

@@ -10,19 +10,22 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from filters import DynamicFilterOutput, call_dynamic_filter, should_drop_dynamic_filter_output
+from filters import should_drop_dynamic_filter_output
 from observability import RolloutMetrics
+from observability.rollout_metrics import leaves_of
+from rollout.collectors.base import CollectorState, restore_from_another_mode
 from rollout.collectors.output import RolloutOutput
+from rollout.collectors.screening import Screen, mark_fallback
 from rollout.config import RewardConfig, RolloutConfig
 from rollout.engines.protocol import Engine
 from rollout.generation import sampling_params
 from rollout.group import GroupRunner, run_all
 from rollout.rewards import Reward
 from samples import DataSource
-from samples.errors import InputError, raised_at
+from samples.errors import InputError
 from samples.sample import Group, Sample
 
-FALLBACK_MARK = "kept_by_fallback"
+MODE = "sync"
 
 
 @dataclass
@@ -70,8 +73,8 @@ class SyncCollector:
         self._config = config
         self._source = source
         self._reward = reward
-        self._filter = dynamic_filter
         self._args = UserArgs(config, reward_config)
+        self._screen = Screen(dynamic_filter, self._args, config.dynamic_sampling_filter_path)
         self._rollout_metrics = RolloutMetrics(reward_config.reward_key)
         self._params = sampling_params(config)
         self._runner = GroupRunner(engine, reward, self._args, seed=seed, max_context_len=max_context_len)
@@ -82,19 +85,35 @@ class SyncCollector:
         target = self._config.rollout_batch_size
         tally = _Tally()
         while len(tally.kept) < target and tally.rounds < self._config.max_sampling_rounds:
-            tally.rounds += 1
             groups = self._source.next_groups(self._round_size(target, tally))
+            if not groups:  # the source has ended
+                break
+            tally.rounds += 1
             tally.drawn |= {id(group): dataclasses.replace(group[0]) for group in groups}  # before hooks change it
             await run_all([self._run_group(group, rollout_id, tally) for group in groups])
             self._sort_out(groups, target, tally)
-        if len(tally.kept) < target:
+        if len(tally.kept) < target and tally.rounds >= self._config.max_sampling_rounds:
             self._fill_up(target, tally)
         tally.kept.sort(key=_group_index)
         groups, surplus = tally.kept[:target], tally.kept[target:]
         tally.surplus = len(surplus)
         self._source.return_groups([[tally.drawn[id(group)]] for group in surplus], reset=True)
         metrics = self._metrics(tally, groups, time.perf_counter() - started)
-        return RolloutOutput(rollout_id, groups, metrics, tally.sampled)
+        for sample in leaves_of(groups):
+            sample.train_step = rollout_id
+        return RolloutOutput(rollout_id, groups, metrics, tally.sampled, ended=not tally.sampled)
+
+    async def settle(self) -> None: ...  # nothing runs between two rollouts
+
+    def weights_updated(self, version: int) -> None: ...  # the engine's samples say it
+
+    async def state(self) -> CollectorState:
+        return CollectorState(self._source.state_dict(), {"mode": MODE})
+
+    def restore(self, state: CollectorState) -> None:
+        restore_from_another_mode(state, self._source)
+
+    async def close(self) -> None: ...  # as above
 
     def _round_size(self, target: int, tally: _Tally) -> int:
         """Groups to draw: ``--over-sampling-batch-size``, or all in the first round and then what is still missing.
@@ -117,7 +136,7 @@ class SyncCollector:
         tally.sampled.extend(groups)
         remaining = len(tally.kept) + len(groups)
         for group in groups:
-            output = self._judge(group)
+            output = self._screen.judge(group, _group_index(group) if group else None)
             if should_drop_dynamic_filter_output(output, remaining_batch_size=remaining, target_data_size=target):
                 remaining -= 1
                 tally.dropped.append(group)
@@ -125,22 +144,8 @@ class SyncCollector:
                 continue
             if not output.keep:
                 tally.fallback += 1
-                _mark_fallback(group)
+                mark_fallback(group)
             tally.kept.append(group)
-
-    def _judge(self, group: Group) -> DynamicFilterOutput:
-        if not group:
-            return DynamicFilterOutput(keep=False, reason="emptied_by_hook")
-        if self._filter is None:
-            return DynamicFilterOutput(keep=True)
-        try:
-            return call_dynamic_filter(self._filter, self._args, group)
-        except Exception as error:
-            path, index = self._config.dynamic_sampling_filter_path, _group_index(group)
-            raise InputError(
-                f"--dynamic-sampling-filter-path {path} failed on group {index}: {type(error).__name__}: "
-                f"{error}{raised_at(error)}"
-            ) from error
 
     def _fill_up(self, target: int, tally: _Tally) -> None:
         policy = self._config.on_sampling_exhausted
@@ -154,7 +159,7 @@ class SyncCollector:
         if policy == "fallback":
             usable = [group for group in sorted(tally.dropped, key=_group_index) if group]
             for group in usable[: target - len(tally.kept)]:
-                _mark_fallback(group)
+                mark_fallback(group)
                 tally.fallback += 1
                 tally.kept.append(group)
 
@@ -190,11 +195,6 @@ class UserArgs:
         for section in sections:
             for name in type(section).model_fields:
                 setattr(self, name, getattr(section, name))
-
-
-def _mark_fallback(group: Group) -> None:
-    for sample in group:
-        sample.metadata[FALLBACK_MARK] = True
 
 
 def _group_index(group: Group) -> int:

@@ -136,7 +136,7 @@ def test_a_command_line_that_cannot_be_read_says_why(argv, said):
         (["--seed", "1.5"], "--seed 1.5: must be a whole number"),
         (["--eps-clip-high", "x"], "--eps-clip-high x: must be a number >= 0, or none"),
         (["--launcher", "slurm"], "--launcher slurm: must be ray or inline"),
-        (["--rollout-mode", "fully-async"], "--rollout-mode fully-async: must be sync (this version generates"),
+        (["--rollout-mode", "async"], "--rollout-mode async: must be one of sync, one-step-off, fully-async (use"),
         (["--kl-loss-type", "low_var_kl"], "use k3"),
         (["--advantage-estimator", "gspo"], "this version has GRPO only"),
         (["--rollout-stop-token-ids", "1", "x"], "--rollout-stop-token-ids x: must be a list, each a whole number"),

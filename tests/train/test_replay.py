@@ -115,7 +115,8 @@ def test_a_replay_hands_over_the_batch_and_metrics_of_the_recording(tmp_path: Pa
     metrics = {"rollout/raw_reward": 0.5, "perf/rollout_time": 123.0}
     _record(tmp_path, _config(model_dir), _pair(0), _pair(2), **metrics)
     replay = ReplayRole(_config(model_dir, load_debug_rollout_data=str(tmp_path)))
-    batch, replayed, transcripts = replay.rollout(0)
+    batch, output = replay.rollout(0)
+    replayed, transcripts = output.metrics, output.transcripts
     assert batch is not None
     assert batch.sample_indices.tolist() == [0, 1, 2, 3]
     assert batch.group_ids.tolist() == [0, 0, 1, 1]

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from samples.errors import InputError
 
@@ -24,22 +24,24 @@ class FileFacts(BaseModel):
     crc32: int = Field(ge=0, lt=2**32)
 
 
+def _within(files: dict[str, FileFacts]) -> dict[str, FileFacts]:
+    """A checkpoint from someone else may name files outside its directory."""
+    for name in files:
+        if name in ("", ".", "..") or "/" in name or "\\" in name or "\0" in name:
+            raise ValueError(f"{name!r} is not the name of a file in the checkpoint")
+    return files
+
+
+Files = Annotated[dict[str, FileFacts], AfterValidator(_within)]  # of a checkpoint, by name
+
+
 class TrainerState(BaseModel):
     """What the trainer wrote: its files by name, and the optimizer steps that the moments have seen."""
 
     model_config = ConfigDict(frozen=True)
 
-    files: dict[str, FileFacts] = Field(min_length=1)
+    files: Files = Field(min_length=1)
     optimizer_steps: int = Field(ge=0, le=2**31)
-
-    @field_validator("files")
-    @classmethod
-    def _are_within(cls, files: dict[str, FileFacts]) -> dict[str, FileFacts]:
-        """A checkpoint from someone else may name files outside its directory."""
-        for name in files:
-            if name in ("", ".", "..") or "/" in name or "\\" in name or "\0" in name:
-                raise ValueError(f"{name!r} is not the name of a file in the checkpoint")
-        return files
 
 
 class RolloutState(BaseModel):
@@ -49,6 +51,7 @@ class RolloutState(BaseModel):
 
     source: dict[str, Any]
     generators: dict[str, Any]
+    files: Files = {}  # of finished groups that no step has trained on, in the overlapped modes
 
 
 class RunState(BaseModel):
@@ -93,7 +96,7 @@ class Manifest(BaseModel):
 
     @property
     def files(self) -> dict[str, FileFacts]:
-        return self.state.trainer.files
+        return self.state.trainer.files | self.state.rollout.files
 
 
 @dataclass(frozen=True)

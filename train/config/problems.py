@@ -18,9 +18,8 @@ _REASONS = {
 
 # Values that slime takes and we do not (or not under that name).
 _VALUES = {
-    ("rollout_mode", "fully-async"): "this version generates and trains in turn",
-    ("rollout_mode", "fully_async"): "this version generates and trains in turn",
-    ("rollout_mode", "async"): "this version generates and trains in turn",
+    ("rollout_mode", "fully_async"): "use fully-async",
+    ("rollout_mode", "async"): "use one-step-off, as slime's train_async.py does, or fully-async",
     ("kl_loss_type", "low_var_kl"): "use k3, which is the same estimator",
     ("loss_aggregation", "sample-mean"): "use sequence-mean",
     ("lr_decay_style", "WSD"): "this version has no warmup-stable-decay schedule",

@@ -104,7 +104,8 @@ class AlgorithmConfig(Section):
     )
     use_rollout_logprobs: bool | None = Field(
         None,
-        description="take the rollout's log-probabilities as the old policy's (default: on for engine torch in fp32)",
+        description="take the rollout's log-probabilities as the old policy's (default: on for engine torch in fp32, "
+        "and for a --rollout-mode in which older weights sample)",
     )
 
 

@@ -95,8 +95,8 @@ _LATER = {  # what this version does not do yet: its options
         rollout-external rollout-external-engine-addrs rollout-buffer-url rollout-buffer fetch-trajectory-retry-times
         min-batch-collection-ratio prefill-num-servers sglang-config
     """,
-    "rollout that runs ahead of training": """
-        partial-rollout mask-offpolicy-in-partial-rollout update-weights-interval keep-old-actor
+    "such settings of rollout that runs ahead of training": """
+        mask-offpolicy-in-partial-rollout update-weights-interval keep-old-actor
     """,
     "corrections for off-policy samples": """
         use-tis tis-clip tis-clip-low custom-tis-function-path use-opsm opsm-delta eps-clip-c

@@ -6,11 +6,12 @@ import time
 from pathlib import Path
 from typing import Any
 
-from observability.transcripts import Transcript, pick_transcripts
+from observability.transcripts import pick_transcripts
 from samples.errors import InputError
 from train.batch import TrainBatch, batch_from_groups
 from train.checkpoint.model_facts import model_difference, model_facts
 from train.config.run import RunConfig
+from train.loop import StepOutput
 from train.replay.rollout_file import RolloutHeader, read_header, read_rollout, recorded_ids, rollout_path
 
 _LOAD = "--load-debug-rollout-data"
@@ -38,7 +39,7 @@ class ReplayRole:
         self._directory = Path(config.debug.load_debug_rollout_data)
         self._model = model_facts(config.model.hf_checkpoint)
 
-    def rollout(self, rollout_id: int) -> tuple[TrainBatch | None, dict[str, float], list[Transcript]]:
+    def rollout(self, rollout_id: int) -> tuple[TrainBatch | None, StepOutput]:
         """As ``RolloutRole.rollout``; the metrics are the recorded ones, but for times."""
         started = time.perf_counter()
         path = rollout_path(self._directory, rollout_id)
@@ -48,7 +49,7 @@ class ReplayRole:
         metrics = {key: value for key, value in header.metrics.items() if not key.startswith("perf/")}
         metrics["perf/rollout_time"] = time.perf_counter() - started
         count = self._config.tracking.transcripts_per_step
-        return batch, metrics, pick_transcripts(groups, count, self._config.reward.reward_key)
+        return batch, StepOutput(metrics, pick_transcripts(groups, count, self._config.reward.reward_key))
 
     def close(self) -> None: ...  # nothing is held open
 

@@ -131,7 +131,7 @@ def _sample(path: Path, number: int, line: str) -> Sample:
 
 def _line(sample: Sample) -> str:
     try:
-        return json.dumps(sample.to_dict(), default=_plain)
+        return json.dumps(sample.to_dict(), default=plain)
     except (TypeError, ValueError) as error:
         raise InputError(
             f"--save-debug-rollout-data: sample {sample.index} holds what JSON cannot ({error}); keep numbers, text, "
@@ -139,7 +139,7 @@ def _line(sample: Sample) -> str:
         ) from error
 
 
-def _plain(value: object) -> Any:
+def plain(value: object) -> Any:
     """Arrays that hooks left in a sample, as lists of the same numbers."""
     if isinstance(value, np.ndarray | np.generic | torch.Tensor):
         return value.tolist()

@@ -72,6 +72,15 @@ def _idle(config: RunConfig) -> Iterator[_Idle]:
 
 def _idle_in_rollout(config: RunConfig) -> Iterator[_Idle]:
     rollout = config.rollout
+    if rollout.rollout_mode != "fully-async":
+        why = (
+            f"--rollout-mode {rollout.rollout_mode} has no use for it; give --rollout-mode fully-async, or leave it out"
+        )
+        overlapped = ("max_weight_staleness", "max_groups_in_flight", "max_group_retries", "update_weights_in_flight")
+        yield _Idle((*overlapped, "partial_rollout"), ("rollout_mode",), why)
+    elif rollout.update_weights_in_flight == "keep":
+        why = "--update-weights-in-flight keep aborts no response that could go on later; leave one out"
+        yield _Idle(("partial_rollout",), ("update_weights_in_flight",), why)
     hook, droppers = ("rollout_sample_hook_path",), ("dynamic_sampling_filter_path", "rollout_sample_hook_path")
     if not rollout.dynamic_sampling_filter_path and not rollout.rollout_sample_hook_path:
         why = "nothing drops groups, so one round always does; give --dynamic-sampling-filter-path too"

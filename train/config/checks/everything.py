@@ -12,6 +12,7 @@ from train.config.checks.devices import device_problems, launcher_problems
 from train.config.checks.effects import effect_problems
 from train.config.checks.evaluation import evaluation_problems
 from train.config.checks.learning import learning_rate_problems, reference_problems
+from train.config.checks.overlap import overlap_problems
 from train.config.checks.paths import model_and_prompt_problems, output_problems
 from train.config.checks.profiling import profiling_problems
 from train.config.checks.rollout import length_problems, reward_problems, sampling_problems
@@ -23,6 +24,7 @@ CHECKS = (
     launcher_problems,
     model_and_prompt_problems,
     sampling_problems,
+    overlap_problems,
     length_problems,
     reward_problems,
     evaluation_problems,

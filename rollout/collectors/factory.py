@@ -1,0 +1,72 @@
+"""The one place that decides which collector ``--rollout-mode`` means."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from observability import RolloutMetrics
+from rollout.collectors.base import Collector, GroupSource
+from rollout.collectors.fully_async import FullyAsyncCollector
+from rollout.collectors.one_step_off import OneStepOffCollector
+from rollout.collectors.screening import Screen
+from rollout.collectors.sync import SyncCollector, UserArgs
+from rollout.config import RewardConfig, RolloutConfig
+from rollout.engines.protocol import Engine
+from rollout.group import GroupRunner
+from rollout.rewards import Reward
+from samples.errors import InputError
+
+
+def create_collector(
+    config: RolloutConfig,
+    reward_config: RewardConfig,
+    *,
+    engine: Engine,
+    source: Any,
+    reward: Reward,
+    dynamic_filter: Callable[..., Any] | None,
+    seed: int,
+    max_context_len: int,
+    num_rollout: int,
+) -> Collector:
+    """The collector of a run of ``num_rollout`` steps. Raises InputError for what the engine cannot do."""
+    if config.rollout_mode != "fully-async":
+        sync = SyncCollector(
+            config,
+            reward_config,
+            engine=engine,
+            source=source,
+            reward=reward,
+            dynamic_filter=dynamic_filter,
+            seed=seed,
+            max_context_len=max_context_len,
+        )
+        return sync if config.rollout_mode == "sync" else OneStepOffCollector(sync, source, num_rollout=num_rollout)
+    args = UserArgs(config, reward_config)
+    return FullyAsyncCollector(
+        config,
+        runner=GroupRunner(engine, reward, args, seed=seed, max_context_len=max_context_len),
+        source=source,
+        screen=Screen(dynamic_filter, args, config.dynamic_sampling_filter_path),
+        metrics=RolloutMetrics(reward_config.reward_key),
+        num_rollout=num_rollout,
+        abort=engine.abort if _aborts_for_weights(config, engine) else None,
+        counters=lambda: source_counters(source, reward),
+    )
+
+
+def source_counters(source: GroupSource, reward: Reward) -> dict[str, int]:
+    """What was skipped of the prompts, and events of the reward, since the start of this process."""
+    counts = source.counts
+    skipped = {"data/bad_rows": counts.bad_rows, "data/too_long_prompts": counts.too_long}
+    return skipped | {f"reward/{name}": count for name, count in reward.counters().items()}
+
+
+def _aborts_for_weights(config: RolloutConfig, engine: Engine) -> bool:
+    keeps = engine.capabilities.keeps_requests_across_updates
+    if config.update_weights_in_flight == "keep" and not keeps:
+        raise InputError(
+            "--update-weights-in-flight keep: this engine cannot go on with a response under new weights; use abort"
+        )
+    return config.update_weights_in_flight == "abort" or not keeps

@@ -1,0 +1,51 @@
+"""One group on its way: what was drawn, under which weights it began, and the task that takes it through."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from dataclasses import dataclass
+
+from observability.rollout_metrics import leaves_of
+from samples.sample import Group, Sample, Status
+
+
+@dataclass(eq=False)
+class Flight:
+    """A group that was dispatched and has not landed. ``version`` is that of its oldest token, or of the weights that
+    answered when it was dispatched: at most that of any token to come."""
+
+    group: Group
+    index: int
+    version: int
+    rollout_id: int
+    first: Sample  # as it was drawn, before generation and hooks change the group
+    task: asyncio.Task[None] | None = None
+
+    @classmethod
+    def begin(cls, group: Group, version: int, rollout_id: int) -> Flight:
+        index = group[0].group_index
+        assert index is not None
+        return cls(group, index, oldest_version(group, version), rollout_id, dataclasses.replace(group[0]))
+
+    @property
+    def aborted(self) -> bool:
+        return any(sample.status is Status.ABORTED for sample in leaves_of(self.group))
+
+
+def oldest_version(group: Group, unknown: int) -> int:
+    """The oldest weights that a token of ``group`` came from; ``unknown`` where no response says."""
+    known = [
+        sample.weight_version
+        for sample in leaves_of(group)
+        if sample.response_length and sample.weight_version is not None
+    ]
+    return min(known, default=unknown)
+
+
+def staleness_metrics(groups: list[Group], version: int) -> dict[str, float]:
+    """Weight versions between a group's oldest token and the weights ``version`` that are trained on it."""
+    ages = [version - oldest_version(group, version) for group in groups]
+    if not ages:
+        return {}
+    return {"rollout/async/staleness/mean": sum(ages) / len(ages), "rollout/async/staleness/max": float(max(ages))}
