@@ -1,4 +1,4 @@
-"""The ``rollout`` command: generation and rewards without training."""
+"""The ``rollout`` command: generation and rewards without training, and plans of rollout servers."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import argparse
 import sys
 
 from accel.errors import AcceleratorError
+from rollout.deploy.plan import add_plan_arguments, plan
 from rollout.generate import add_arguments, generate
 from samples.errors import InputError
 
@@ -17,9 +18,12 @@ def main(argv: list[str] | None = None) -> int:
     add_arguments(
         commands.add_parser("generate", help="answer prompts with a model and score the answers", allow_abbrev=False)
     )
+    add_plan_arguments(
+        commands.add_parser("plan", help="show how rollout servers would lie on devices", allow_abbrev=False)
+    )
     args = parser.parse_args(argv)
     try:
-        return generate(args)
+        return plan(args) if args.command == "plan" else generate(args)
     except (InputError, AcceleratorError) as error:
         print(f"accelrl: error: {error}", file=sys.stderr)
         return 2
