@@ -85,6 +85,27 @@ class RolloutConfig(BaseModel):
     rollout_sample_hook_on_error: Literal["raise", "drop", "fail-sample"] = Field(
         "raise", description="what a failing sample hook does"
     )
+    mask_offpolicy_in_partial_rollout: bool = Field(
+        False, description="with --partial-rollout, tokens that older weights wrote take no gradient"
+    )
+    keep_surplus_groups: bool = Field(
+        False,
+        description="finished groups that a step has no room for are trained on in the next one, instead of their "
+        "prompts being answered anew",
+    )
+    custom_generate_function_path: str | None = Field(
+        None,
+        description="module.function(args, sample, sampling_params, *, context, evaluation), async: answers a "
+        "sample in the engine's place",
+    )
+    rollout_function_path: str | None = Field(
+        None,
+        description="module.function(args, rollout_id, data_source, *, context), async: makes the groups of a sampling "
+        "round; hooks, rewards and the filter follow",
+    )
+    custom_convert_samples_to_train_data_path: str | None = Field(
+        None, description="module.function(args, samples): the columns of the training batch"
+    )
     engine_max_running_requests: int = Field(512, ge=1, description="requests that the embedded engine decodes at once")
     engine_max_total_tokens: int | None = Field(
         None,
@@ -109,7 +130,15 @@ class RewardConfig(BaseModel):
     custom_rm_path: str | None = Field(
         None, description="module.function(args, sample) that gives the reward; may be async"
     )
+    group_rm: bool = Field(
+        False, description="--custom-rm-path scores a whole group at once: module.function(args, samples)"
+    )
     reward_key: str | None = Field(None, description="which entry of a mapping reward is trained on")
+    custom_reward_post_process_path: str | None = Field(
+        None,
+        description="module.function(args, samples) that turns the rewards of a rollout into advantages, in the place "
+        "of --advantage-estimator",
+    )
     user_code_dir: str | None = Field(None, description="directory where the functions given by path are found")
 
 

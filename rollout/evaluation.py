@@ -7,13 +7,14 @@ from dataclasses import dataclass
 from math import comb
 from typing import Any
 
+from observability.rollout_metrics import leaves_of
 from rollout.config import INHERIT, EvalConfig, RolloutConfig
 from rollout.engines.protocol import SamplingParams
 from rollout.group import GroupRunner, run_all
 from rollout.limits import evaluation_flags
 from samples import DataSource
 from samples.config import DataConfig
-from samples.sample import Group, Sample, Status
+from samples.sample import Group, Status
 
 
 @dataclass(frozen=True)
@@ -115,7 +116,7 @@ def evaluation_metrics(
     pass@k, for k = 1, 2, 4, ... up to the responses that every prompt has, needs to know what passes: a reward of at
     least ``pass_threshold``, or, without one, a reward of 1 where every reward is 0 or 1.
     """
-    samples = [sample for group in groups for sample in group]
+    samples = list(leaves_of(groups))
     if not samples:
         return {}
     prefix = f"eval/{name}"
@@ -147,5 +148,10 @@ def pass_at_k(n: int, c: int, k: int) -> float:
     return 1.0 - comb(n - c, k) / comb(n, k)
 
 
-def _rewards(group: Sequence[Sample], reward_key: str | None) -> list[float]:
-    return [sample.reward_value(reward_key) for sample in group if sample.reward is not None]
+def _rewards(group: Group, reward_key: str | None) -> list[float]:
+    """A reward for each response: of one that fanned out, the mean over its samples."""
+    means = []
+    for member in group:
+        rewards = [sample.reward_value(reward_key) for sample in leaves_of([member]) if sample.reward is not None]
+        means += [sum(rewards) / len(rewards)] if rewards else []
+    return means

@@ -28,6 +28,11 @@ def sampling_params(config: RolloutConfig) -> SamplingParams:
     )
 
 
+def request_id(sample: Sample) -> str:
+    """Under which the engine knows the answering of ``sample``."""
+    return f"{sample.rollout_id}-{sample.index}"
+
+
 async def generate_sample(
     engine: Engine, sample: Sample, params: SamplingParams, *, seed: int, max_context_len: int
 ) -> None:
@@ -38,9 +43,11 @@ async def generate_sample(
     if room <= 0:
         sample.status = Status.TRUNCATED
         return
+    first_token = sample.response_length == 0
+    mask = sample.loss_mask if sample.loss_mask is not None else [1] * sample.response_length
     result = await engine.generate(
         GenerateRequest(
-            request_id=f"{sample.rollout_id}-{sample.index}",
+            request_id=request_id(sample),
             input_ids=tuple(sample.tokens),
             sampling=params if room == params.max_new_tokens else dataclasses.replace(params, max_new_tokens=room),
             seed=seed,
@@ -49,14 +56,14 @@ async def generate_sample(
             first_position=sample.response_length,
         )
     )
-    first_token = sample.response_length == 0
     sample.tokens = sample.tokens + result.output_ids
     sample.response += result.text
     sample.response_length += len(result.output_ids)
     sample.rollout_log_probs = (sample.rollout_log_probs or []) + result.log_probs
     if result.kept_token_ids is not None:
         sample.rollout_kept_token_ids = (sample.rollout_kept_token_ids or []) + result.kept_token_ids
-    sample.loss_mask = [1] * sample.response_length
-    if first_token or sample.weight_version is None:  # as in the engine, a response has the version of its first token
+    sample.loss_mask = mask + [1] * len(result.output_ids)
+    if first_token or sample.weight_version is None:
         sample.weight_version = result.weight_version
+    sample.last_weight_version = result.weight_version
     sample.status = _STATUS[result.finish_reason]

@@ -7,28 +7,65 @@ import time
 from collections.abc import Coroutine, Sequence
 from typing import Any, Protocol
 
-from hooks import apply_rollout_sample_hooks
+from hooks import load_sample_hooks
+from observability.rollout_metrics import leaves_of
+from rollout.custom.generate import CustomGenerate, Generated
 from rollout.engines.protocol import Engine, SamplingParams
-from rollout.generation import generate_sample
+from rollout.generation import generate_sample, request_id
 from rollout.rewards import Reward
-from samples.sample import Group, Status
+from samples.sample import Group, Sample, Status
+
+_UNFINISHED = (Status.PENDING, Status.ABORTED)
 
 
 class HookArgs(Protocol):
     """What is needed of the ``args`` that a user's functions see."""
 
     reward_key: str | None
+    rollout_sample_hook_path: Any
 
 
 class GroupRunner:
-    """Takes groups through engine, sample hooks and reward; several may be under way at once."""
+    """Takes groups through engine, sample hooks and reward; several may be under way at once.
 
-    def __init__(self, engine: Engine, reward: Reward, args: HookArgs, *, seed: int, max_context_len: int) -> None:
+    ``generate``: the user's function in the place of ours. With it a response may become several samples: the group
+    then holds a list in its place. ``mask_offpolicy``: tokens of an unfinished response that older weights wrote take
+    no gradient once it goes on.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        reward: Reward,
+        args: HookArgs,
+        *,
+        seed: int,
+        max_context_len: int,
+        generate: CustomGenerate | None = None,
+        mask_offpolicy: bool = False,
+    ) -> None:
         self._engine = engine
         self._reward = reward
         self._args = args
+        self._hooks = load_sample_hooks(args)  # None where there are none: then nothing is called for a sample
         self._seed = seed
         self._max_context_len = max_context_len
+        self._generate = generate
+        self._mask_offpolicy = mask_offpolicy
+        self._stopping = False
+        self._active: dict[int, Sample] = {}  # samples that are being answered, by identity
+
+    async def stop(self) -> None:
+        """Abort every answer of this runner, and until ``go_on`` every one that is asked for: samples end ABORTED.
+
+        Others' requests, such as those of an evaluation, go on.
+        """
+        self._stopping = True
+        for sample in list(self._active.values()):
+            await self._engine.abort(request_id(sample))
+
+    def go_on(self) -> None:
+        self._stopping = False
 
     async def run(
         self,
@@ -44,35 +81,66 @@ class GroupRunner:
         ``stream`` stands in for the rollout id where random numbers are drawn (default: the rollout id itself).
         """
         group_index = group[0].group_index
-        await self.answer(group, params, rollout_id=rollout_id, stream=stream)
+        await self.answer(group, params, rollout_id=rollout_id, evaluation=evaluation, stream=stream)
         return await self.finish(group, rollout_id=rollout_id, evaluation=evaluation, group_index=group_index)
 
-    async def answer(self, group: Group, params: SamplingParams, *, rollout_id: int, stream: int | None = None) -> None:
+    async def answer(
+        self,
+        group: Group,
+        params: SamplingParams,
+        *,
+        rollout_id: int,
+        evaluation: bool = False,
+        stream: int | None = None,
+    ) -> None:
         """Generate what ``group`` still lacks. Samples may end ABORTED: such a group is not ready for ``finish``."""
-        for sample in group:
+        for sample in leaves_of(group):
             sample.rollout_id = rollout_id if stream is None else stream
-        await run_all(
-            [
-                generate_sample(self._engine, sample, params, seed=self._seed, max_context_len=self._max_context_len)
-                for sample in group
-                if sample.status in (Status.PENDING, Status.ABORTED)
-            ]
-        )
-        for sample in group:
+            if self._mask_offpolicy and sample.response_length and not self._is_current(sample):
+                sample.loss_mask = [0] * sample.response_length
+        members: list[Any] = list(group)
+        group[:] = await run_all([self._member(member, params, evaluation) for member in members])
+        for sample in leaves_of(group):
             sample.rollout_id = rollout_id
 
     async def finish(
         self, group: Group, *, rollout_id: int, evaluation: bool = False, group_index: int | None = None
     ) -> float:
-        """Apply hooks to an answered group and score it, in place; the seconds that scoring took."""
-        group[:] = await apply_rollout_sample_hooks(
-            self._args, group, rollout_id=rollout_id, evaluation=evaluation, group_index=group_index
-        )
+        """Apply hooks to an answered group and score what has no reward, in place; the seconds that scoring took."""
+        if self._hooks is not None:
+            context = {"rollout_id": rollout_id, "evaluation": evaluation, "group_index": group_index}
+            group[:] = await self._hooks.apply(self._args, group, context)
         started = time.perf_counter()
-        await self._reward.score_group(group)
-        for sample in group:
+        everything = list(leaves_of(group))
+        unscored = [sample for sample in everything if sample.reward is None]
+        if unscored:
+            await self._reward.score_group(everything if self._reward.compares else unscored)
+        for sample in everything:
             sample.apply_reward_adjustment(self._args.reward_key)
         return time.perf_counter() - started
+
+    async def _member(self, member: Sample | list[Sample], params: SamplingParams, evaluation: bool) -> Generated:
+        if not isinstance(member, Sample) or member.status not in _UNFINISHED:
+            return member
+        if self._stopping:
+            member.status = Status.ABORTED
+            return member
+        self._active[id(member)] = member
+        try:
+            return await self._answered(member, params, evaluation)
+        finally:
+            del self._active[id(member)]
+
+    async def _answered(self, member: Sample, params: SamplingParams, evaluation: bool) -> Generated:
+        settings: dict[str, Any] = {"seed": self._seed, "max_context_len": self._max_context_len}
+        if self._generate is not None:
+            settings["stopping"] = lambda: self._stopping
+            return await self._generate(self._engine, member, params, evaluation=evaluation, **settings)
+        await generate_sample(self._engine, member, params, **settings)
+        return member
+
+    def _is_current(self, sample: Sample) -> bool:
+        return sample.last_weight_version == self._engine.weight_version
 
 
 async def run_all(coroutines: Sequence[Coroutine[Any, Any, Any]]) -> list[Any]:

@@ -16,6 +16,9 @@ from rollout.collectors.factory import create_collector
 from rollout.collectors.output import RolloutOutput
 from rollout.collectors.sync import UserArgs
 from rollout.config import EvalConfig, RewardConfig, RolloutConfig
+from rollout.custom.contracts import ROLLOUT
+from rollout.custom.generate import CustomGenerate
+from rollout.custom.training import load_conversion, load_post_process
 from rollout.engines.factory import create_engine
 from rollout.evaluation import EvaluationSet, Evaluator, load_evaluation_sets
 from rollout.event_loop import EventLoopThread
@@ -24,6 +27,8 @@ from rollout.limits import context_limits, evaluation_limits
 from rollout.rewards import build_reward
 from samples import DataSource, load_function
 from samples.config import DataConfig
+from samples.custom_source import CustomDataSource, open_custom_source
+from samples.signatures import load_user_function
 from samples.tokenizer import load_tokenizer
 
 
@@ -52,13 +57,7 @@ class RolloutWorker:
         torch.set_num_threads(settings.threads)
         tokenizer = load_tokenizer(settings.model_dir, trust_remote_code=settings.trust_remote_code)
         limits = context_limits(settings.model_dir, settings.rollout, settings.data)
-        self._source = DataSource(
-            settings.data,
-            tokenizer,
-            seed=settings.seed,
-            n_samples_per_prompt=settings.rollout.n_samples_per_prompt,
-            max_prompt_len=limits.max_prompt_len,
-        )
+        self._source = open_source(settings, tokenizer)
         self._engine = create_engine(
             settings.rollout,
             settings.model_dir,
@@ -71,6 +70,7 @@ class RolloutWorker:
         )
         args = UserArgs(settings.rollout, settings.reward)
         self._reward = build_reward(settings.reward, args)
+        generate = load_generate(settings, tokenizer)
         self._collector = create_collector(
             settings.rollout,
             settings.reward,
@@ -81,12 +81,19 @@ class RolloutWorker:
             seed=settings.seed,
             max_context_len=limits.max_context_len,
             num_rollout=settings.num_rollout,
+            generate=generate,
+            tokenizer=tokenizer,
         )
         self._evaluator = Evaluator(
             settings.evaluation,
             settings.rollout,
             runner=GroupRunner(
-                self._engine, self._reward, args, seed=settings.seed, max_context_len=limits.max_context_len
+                self._engine,
+                self._reward,
+                args,
+                seed=settings.seed,
+                max_context_len=limits.max_context_len,
+                generate=generate,
             ),
             sets=open_evaluation_sets(settings, tokenizer),
             reward_key=settings.reward.reward_key,
@@ -136,6 +143,37 @@ class RolloutWorker:
 
     async def _restore(self, state: CollectorState) -> None:
         self._collector.restore(state)
+
+
+def open_source(settings: RolloutSettings, tokenizer: Any) -> DataSource | CustomDataSource:
+    """Where prompts come from: ``--data-source-path``, else ``--prompt-data``. Raises InputError for what cannot be."""
+    sizes: dict[str, Any] = {
+        "seed": settings.seed,
+        "n_samples_per_prompt": settings.rollout.n_samples_per_prompt,
+        "max_prompt_len": context_limits(settings.model_dir, settings.rollout, settings.data).max_prompt_len,
+    }
+    if settings.data.data_source_path is None:
+        return DataSource(settings.data, tokenizer, **sizes)
+    return open_custom_source(settings.data, tokenizer, **sizes, user_code_dir=settings.reward.user_code_dir)
+
+
+def load_generate(settings: RolloutSettings, tokenizer: Any) -> CustomGenerate | None:
+    """The function of ``--custom-generate-function-path``, if one is given."""
+    path = settings.rollout.custom_generate_function_path
+    if path is None:
+        return None
+    args = UserArgs(settings.rollout, settings.reward)
+    return CustomGenerate.load(path, args, tokenizer, settings.reward.user_code_dir)
+
+
+def check_functions(settings: RolloutSettings, tokenizer: Any) -> None:
+    """Load every function given by path. Raises InputError for one that is not there or cannot be called as it is."""
+    load_filter(settings)
+    load_generate(settings, tokenizer)
+    load_post_process(settings.reward)
+    load_conversion(settings.rollout, settings.reward)
+    if settings.rollout.rollout_function_path is not None:
+        load_user_function(settings.rollout.rollout_function_path, ROLLOUT, settings.reward.user_code_dir)
 
 
 def open_evaluation_sets(settings: RolloutSettings, tokenizer: Any) -> list[EvaluationSet]:

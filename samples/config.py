@@ -29,6 +29,9 @@ class DataConfig(BaseModel):
         (),
         description="prompt files, .jsonl or .parquet; FILE@[a:b]: a slice of the rows (default: the built-in example)",
     )
+    data_source_path: str | None = Field(
+        None, description="module.Class that gives the prompts in the place of --prompt-data files"
+    )
     input_key: str = Field("prompt", min_length=1, description="field of the prompt: text, or a list of chat messages")
     label_key: str | None = Field(
         "label", description="field of the label that the reward compares with (none: no label)"

@@ -45,7 +45,8 @@ class Sample:
     group_index: int | None = None  # counts prompts over the whole run, from 0: the responses to one prompt share it
     rollout_id: int | None = None  # the rollout that dispatched this sample
     train_step: int | None = None  # the training step that consumed it
-    weight_version: int | None = None  # the policy that generated it
+    weight_version: int | None = None  # the policy that generated it: of a response's tokens, the oldest
+    last_weight_version: int | None = None  # the policy of its newest tokens: another one where it was interrupted
     prompt_row: int | None = None  # the prompt's row among all rows of the prompt files, from 0
     epoch: int | None = None  # the pass over the prompt files that drew it, from 0
     source: str | None = None  # the name of the data source, for metrics by source

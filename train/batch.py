@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from rollout.collectors.sync import UserArgs
+from rollout.custom.training import converted, load_conversion, load_post_process, post_processed
 from samples.errors import InputError
 from samples.sample import Group, Sample, Status
 from train.advantages import group_advantages
@@ -55,6 +57,10 @@ def batch_from_groups(groups: Sequence[Group], config: RunConfig) -> TrainBatch:
     rewards that are missing or not finite, log-probabilities or kept token ids that are missing where they are needed.
     """
     samples = [sample for group in groups for sample in group]
+    given: list[float] | None = None  # advantages that a user's function decides
+    if samples and config.rollout.custom_convert_samples_to_train_data_path is not None:
+        groups, given = _converted(groups, samples, config)
+        samples = [sample for group in groups for sample in group]
     if not samples:
         raise InputError("the rollout handed no samples to training: no group, or only empty ones")
     check = _SampleCheck(config)
@@ -62,7 +68,13 @@ def batch_from_groups(groups: Sequence[Group], config: RunConfig) -> TrainBatch:
     counted = np.array([check.is_judged(sample) for sample in samples])
     trained = counted & ~np.array([sample.remove_sample for sample in samples])
     rewards = np.array([check.reward(sample, bool(judged)) for sample, judged in zip(samples, counted, strict=True)])
-    advantages = group_advantages(rewards, group_ids, counted, normalize_std=config.algorithm.grpo_std_normalization)
+    if config.reward.custom_reward_post_process_path is not None and given is None:
+        given = _post_processed(samples, config)
+    if given is None:
+        normalize_std = config.algorithm.grpo_std_normalization
+        advantages = group_advantages(rewards, group_ids, counted, normalize_std=normalize_std)
+    else:
+        advantages = np.where(counted, np.array(given), 0.0).astype(np.float32)
     if not np.isfinite(advantages).all():
         worst = samples[int(np.argmin(np.isfinite(advantages)))]
         raise InputError(
@@ -85,6 +97,21 @@ def batch_from_groups(groups: Sequence[Group], config: RunConfig) -> TrainBatch:
         rollout_log_probs=check.rollout_log_probs(uses),
         kept_token_ids=check.kept_token_ids(uses),
     )
+
+
+def _post_processed(samples: list[Sample], config: RunConfig) -> list[float]:
+    function = load_post_process(config.reward)
+    assert function is not None
+    return post_processed(function, UserArgs(config.rollout, config.reward), samples)
+
+
+def _converted(
+    groups: Sequence[Group], samples: list[Sample], config: RunConfig
+) -> tuple[list[Group], list[float] | None]:
+    function = load_conversion(config.rollout, config.reward)
+    assert function is not None
+    group_ids = [number for number, group in enumerate(groups) for _ in group]
+    return converted(function, UserArgs(config.rollout, config.reward), samples, group_ids)
 
 
 class _SampleCheck:

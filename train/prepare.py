@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from accel.contract import Accelerator
+from samples.errors import InputError
 from samples.slices import parse_file_spec
 from train.checkpoint.finding import check_files
 from train.checkpoint.generators import check_generators
@@ -287,8 +288,7 @@ def preflight(config: RunConfig, resume: Checkpoint | None = None) -> dict[str, 
     from rollout.engines.factory import choose_engine
     from rollout.limits import context_limits
     from rollout.rewards import build_reward
-    from rollout.worker import load_filter, open_evaluation_sets
-    from samples import DataSource
+    from rollout.worker import check_functions, open_evaluation_sets, open_source
     from samples.tokenizer import load_tokenizer
     from train.recording import check_trackers
     from train.replay.recorder import check_recording_directory
@@ -304,36 +304,34 @@ def preflight(config: RunConfig, resume: Checkpoint | None = None) -> dict[str, 
     if config.trainer_ranks:
         check_trained_model(config)
     check_served_model(config, engine, settings.model_dir)
-    limits = context_limits(settings.model_dir, config.rollout, config.data)
-    load_filter(settings)
+    context_limits(settings.model_dir, config.rollout, config.data)
     args = UserArgs(config.rollout, config.reward)
     load_sample_hooks(args)
     build_reward(config.reward, args)
     tokenizer = load_tokenizer(settings.model_dir, trust_remote_code=settings.trust_remote_code)
+    check_functions(settings, tokenizer)
     evaluation_sets = open_evaluation_sets(settings, tokenizer)
-    source = DataSource(
-        config.data,
-        tokenizer,
-        seed=config.job.seed,
-        n_samples_per_prompt=config.rollout.n_samples_per_prompt,
-        max_prompt_len=limits.max_prompt_len,
-    )
+    source = open_source(settings, tokenizer)
     if resume is not None:
         source.load_state_dict(resume.manifest.state.rollout.source)
         check_generators(resume.manifest.state.rollout.generators, f"--load {resume.directory}")
     skipped = source.skipped()
     for one in evaluation_sets:
         skipped += [f"--eval-prompt-data {one.name}: {text}" for text in one.source.skipped()]
-    source.next_groups(1)
+    if not source.next_groups(1):
+        raise InputError(f"--data-source-path {config.data.data_source_path}: get_samples gave no group to begin with")
     return {"skipped": "; ".join(skipped)} if skipped else {}
 
 
 def preflight_replay(config: RunConfig, resume: Checkpoint | None = None) -> tuple[int, dict[str, Any]]:
     """The same where rollouts are read from a recording: how many there are, and facts about them."""
+    from rollout.custom.training import load_conversion, load_post_process
     from train.recording import check_trackers
     from train.replay.role import check_recording
 
     check_trackers(config.tracking)
+    load_post_process(config.reward)
+    load_conversion(config.rollout, config.reward)
     check_trained_model(config)
     return check_recording(config, 0 if resume is None else resume.step + 1)
 

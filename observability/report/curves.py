@@ -12,6 +12,7 @@ from observability.report.record import Series
 STEP_TIME = "perf/step_time"
 SOURCE, REWARD = "rollout/source/", "/raw_reward"
 EVALUATION, BEFORE_TRAIN = "eval/", "eval_before_train/"
+FALLBACK, TRAINED = "rollout/dynamic_filter/groups_by_fallback", "rollout/dynamic_filter/groups_kept"
 MAX_EVALUATIONS = 24  # charts
 MAX_SOURCES = 8  # curves in one chart that can be told apart
 
@@ -48,6 +49,11 @@ CURVES = (
         {"rollout/zero_spread_ratio": "no spread"},
         percent=True,
     ),
+    Curve(
+        "Groups kept by fallback",
+        "rejected by the filter and trained on all the same, beside those that were dropped",
+        {FALLBACK: "kept by fallback", "rollout/dynamic_filter/groups_dropped": "dropped"},
+    ),
     Curve("Loss", "what the optimizer minimises", {"train/loss": "loss"}),
     Curve("Gradient norm", "before clipping", {"train/grad_norm": "norm"}, log=True),
     Curve("Entropy", "of the policy's next-token distribution, in nats", {"train/entropy": "entropy"}),
@@ -81,7 +87,7 @@ CURVES = (
     Curve("Speed", "response tokens sampled per second of the step", {"perf/tokens_per_second": "tokens/s"}),
 )
 
-_KEYS = frozenset(key for curve in CURVES for key in (*curve.keys, *(curve.band or ())))
+_KEYS = frozenset(key for curve in CURVES for key in (*curve.keys, *(curve.band or ()))) | {TRAINED}
 _TIMES = frozenset(key for key, _ in PARTS) | {STEP_TIME}
 
 
@@ -103,7 +109,7 @@ def _worth_showing(curve: Curve, series: Mapping[str, Series]) -> bool:
     key = next(iter(curve.keys))
     if key not in series:
         return False
-    if key == "train/kl":  # always 0: it was not computed
+    if key in ("train/kl", FALLBACK):  # always 0: it was not computed, or there was none
         return any(value != 0 for value in series[key].values)
     if key == "train/lr":  # always the same: it stands in the configuration
         return len(set(series[key].values)) > 1

@@ -14,7 +14,7 @@ from observability.history import learned
 from observability.redact import redact
 from observability.report.axes import number
 from observability.report.charts import Chart, svg
-from observability.report.curves import charts, wanted
+from observability.report.curves import FALLBACK, TRAINED, charts, wanted
 from observability.report.record import RunRecord, read_run
 from observability.report.style import CSS
 from observability.report.text import shown
@@ -57,6 +57,8 @@ def render(record: RunRecord, outcome: str | None = None) -> str:
     title = escape(record.name)
     emulated = bool(record.facts.get("emulated"))
     notes = [_note(EMULATED)] if emulated else []
+    if (fallback := _kept_by_fallback(record)) is not None:
+        notes.append(_note(fallback))
     if outcome:
         notes.append(_note(f"This run was {outcome}."))
     body = [
@@ -83,6 +85,20 @@ def render(record: RunRecord, outcome: str | None = None) -> str:
 
 def _note(text: str) -> str:
     return f'<p class="note">{shown(redact(text))}</p>'
+
+
+def _kept_by_fallback(record: RunRecord) -> str | None:
+    """What the fallback of a filter did to the data, where it did anything."""
+    kept, trained = (
+        sum(value for value in record.series[key].values if math.isfinite(value)) if key in record.series else 0.0
+        for key in (FALLBACK, TRAINED)
+    )
+    if not kept:
+        return None
+    return (
+        f"{kept:.0f} of the {trained:.0f} groups that were trained on had been rejected by the filter and were kept by "
+        "a fallback, because too few passed. They change the distribution of the data."
+    )
 
 
 def _tiles(record: RunRecord, emulated: bool) -> str:

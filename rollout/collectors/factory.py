@@ -12,6 +12,7 @@ from rollout.collectors.one_step_off import OneStepOffCollector
 from rollout.collectors.screening import Screen
 from rollout.collectors.sync import SyncCollector, UserArgs
 from rollout.config import RewardConfig, RolloutConfig
+from rollout.custom.generate import CustomGenerate
 from rollout.engines.protocol import Engine
 from rollout.group import GroupRunner
 from rollout.rewards import Reward
@@ -29,6 +30,8 @@ def create_collector(
     seed: int,
     max_context_len: int,
     num_rollout: int,
+    generate: CustomGenerate | None = None,
+    tokenizer: Any = None,
 ) -> Collector:
     """The collector of a run of ``num_rollout`` steps. Raises InputError for what the engine cannot do."""
     if config.rollout_mode != "fully-async":
@@ -41,12 +44,22 @@ def create_collector(
             dynamic_filter=dynamic_filter,
             seed=seed,
             max_context_len=max_context_len,
+            generate=generate,
+            tokenizer=tokenizer,
         )
         return sync if config.rollout_mode == "sync" else OneStepOffCollector(sync, source, num_rollout=num_rollout)
     args = UserArgs(config, reward_config)
     return FullyAsyncCollector(
         config,
-        runner=GroupRunner(engine, reward, args, seed=seed, max_context_len=max_context_len),
+        runner=GroupRunner(
+            engine,
+            reward,
+            args,
+            seed=seed,
+            max_context_len=max_context_len,
+            generate=generate,
+            mask_offpolicy=config.mask_offpolicy_in_partial_rollout,
+        ),
         source=source,
         screen=Screen(dynamic_filter, args, config.dynamic_sampling_filter_path),
         metrics=RolloutMetrics(reward_config.reward_key),

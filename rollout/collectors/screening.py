@@ -22,18 +22,24 @@ class Screen:
         self.path = path
 
     def judge(self, group: Group, index: int | None) -> DynamicFilterOutput:
-        """The verdict. Raises InputError, naming filter and group, for a filter that fails."""
+        """The verdict. Raises InputError, naming filter and group, for a filter that fails.
+
+        The filter sees responses that fanned out as lists; afterwards ``group`` is flat, as all that follows takes it.
+        """
         if not group:
             return DynamicFilterOutput(keep=False, reason="emptied_by_hook")
         if self._filter is None:
+            group[:] = leaves_of(group)
             return DynamicFilterOutput(keep=True)
         try:
-            return call_dynamic_filter(self._filter, self._args, group)
+            verdict = call_dynamic_filter(self._filter, self._args, group)
         except Exception as error:
             raise InputError(
                 f"--dynamic-sampling-filter-path {self.path} failed on group {index}: {type(error).__name__}: "
                 f"{error}{raised_at(error)}"
             ) from error
+        group[:] = leaves_of(group)
+        return verdict
 
 
 def mark_fallback(group: Group) -> None:

@@ -2,60 +2,47 @@
 
 from __future__ import annotations
 
-import dataclasses
+import asyncio
+import copy
+import logging
 import math
 import time
-from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import replace
 from typing import Any
 
 from filters import should_drop_dynamic_filter_output
 from observability import RolloutMetrics
 from observability.rollout_metrics import leaves_of
-from rollout.collectors.base import CollectorState, restore_from_another_mode
+from rollout.collectors.base import CollectorState, GroupSource, WaitingGroup, restore_from_another_mode
+from rollout.collectors.flight import oldest_version
 from rollout.collectors.output import RolloutOutput
 from rollout.collectors.screening import Screen, mark_fallback
+from rollout.collectors.tally import Tally
 from rollout.config import RewardConfig, RolloutConfig
-from rollout.engines.protocol import Engine
+from rollout.custom.generate import CustomGenerate
+from rollout.custom.rollout import RolloutContext, RolloutFunction
+from rollout.engines.protocol import Engine, SamplingParams
 from rollout.generation import sampling_params
 from rollout.group import GroupRunner, run_all
 from rollout.rewards import Reward
-from samples import DataSource
 from samples.errors import InputError
-from samples.sample import Group, Sample
+from samples.sample import Group, Sample, Status
 
 MODE = "sync"
-
-
-@dataclass
-class _Tally:
-    """What happened to the groups of one rollout."""
-
-    sampled: list[Group] = field(default_factory=list)
-    drawn: dict[int, Sample] = field(default_factory=dict)  # by id of the group: its first sample as it was drawn
-    kept: list[Group] = field(default_factory=list)
-    dropped: list[Group] = field(default_factory=list)
-    reasons: Counter[str] = field(default_factory=Counter)
-    rounds: int = 0
-    surplus: int = 0
-    fallback: int = 0
-    reward_seconds: float = 0.0
-
-    def describe(self) -> str:
-        reasons = ", ".join(f"{count} {reason}" for reason, count in sorted(self.reasons.items())) or "none"
-        return (
-            f"{len(self.sampled)} groups drawn in {self.rounds} rounds, {len(self.kept)} kept, "
-            f"{len(self.dropped)} dropped ({reasons})"
-        )
+logger = logging.getLogger(__name__)
 
 
 class SyncCollector:
     """Draws, generates, scores and filters groups for one rollout at a time.
 
-    A round waits for all of its groups, so that what is kept depends on the data and the policy only, never on timing.
-    Kept groups beyond ``--rollout-batch-size`` are counted; their responses go, their prompts are first in line for the
-    next rollout, which answers them under its own weights.
+    Without ``--over-sampling-batch-size`` a round waits for all of its groups, so that what is kept depends on the data
+    and the policy only, never on timing. With it, groups are taken as they finish until there are enough, and what is
+    left is aborted. Either way a step's groups are in the order of their index.
+
+    No group is lost: those beyond ``--rollout-batch-size`` wait for the next rollout with ``--keep-surplus-groups``,
+    else their prompts are first in line for it; aborted ones go on there from where they stopped with
+    ``--partial-rollout``, else from the prompt.
     """
 
     def __init__(
@@ -64,90 +51,220 @@ class SyncCollector:
         reward_config: RewardConfig,
         *,
         engine: Engine,
-        source: DataSource,
+        source: GroupSource,
         reward: Reward,
         dynamic_filter: Callable[..., Any] | None,
         seed: int,
         max_context_len: int,
+        generate: CustomGenerate | None = None,
+        tokenizer: Any = None,
     ) -> None:
         self._config = config
+        self._engine = engine
         self._source = source
         self._reward = reward
-        self._args = UserArgs(config, reward_config)
-        self._screen = Screen(dynamic_filter, self._args, config.dynamic_sampling_filter_path)
+        args = UserArgs(config, reward_config)
+        self._screen = Screen(dynamic_filter, args, config.dynamic_sampling_filter_path)
         self._rollout_metrics = RolloutMetrics(reward_config.reward_key)
         self._params = sampling_params(config)
-        self._runner = GroupRunner(engine, reward, self._args, seed=seed, max_context_len=max_context_len)
+        self._runner = GroupRunner(
+            engine,
+            reward,
+            args,
+            seed=seed,
+            max_context_len=max_context_len,
+            generate=generate,
+            mask_offpolicy=config.mask_offpolicy_in_partial_rollout,
+        )
+        self._function: RolloutFunction | None = None
+        if config.rollout_function_path is not None:
+            path = config.rollout_function_path
+            self._function = RolloutFunction.load(path, args, source, reward_config.user_code_dir)
+        self._tokenizer = tokenizer
+        self._waiting: list[WaitingGroup] = []  # finished groups for the next rollout
+        self._own_groups = 0  # groups of a rollout function that came from no source, numbered below zero
+        self._said_fallback = False
 
     async def collect(self, rollout_id: int) -> RolloutOutput:
         """Groups for one training step. Raises InputError when ``--on-sampling-exhausted raise`` and rounds ran out."""
         started = time.perf_counter()
         target = self._config.rollout_batch_size
-        tally = _Tally()
-        while len(tally.kept) < target and tally.rounds < self._config.max_sampling_rounds:
-            groups = self._source.next_groups(self._round_size(target, tally))
-            if not groups:  # the source has ended
-                break
-            tally.rounds += 1
-            tally.drawn |= {id(group): dataclasses.replace(group[0]) for group in groups}  # before hooks change it
-            await run_all([self._run_group(group, rollout_id, tally) for group in groups])
-            self._sort_out(groups, target, tally)
+        tally = Tally(kept=self._waiting, carried=len(self._waiting))
+        self._waiting = []
+        if self._function is not None:
+            await self._rounds_of_function(self._function, rollout_id, tally)
+        elif self._config.over_sampling_batch_size is not None:
+            await self._first_come(rollout_id, self._config.over_sampling_batch_size, tally)
+        else:
+            await self._whole_rounds(rollout_id, tally)
         if len(tally.kept) < target and tally.rounds >= self._config.max_sampling_rounds:
             self._fill_up(target, tally)
-        tally.kept.sort(key=_group_index)
-        groups, surplus = tally.kept[:target], tally.kept[target:]
-        tally.surplus = len(surplus)
-        self._source.return_groups([[tally.drawn[id(group)]] for group in surplus], reset=True)
-        metrics = self._metrics(tally, groups, time.perf_counter() - started)
+        tally.kept.sort(key=lambda entry: entry.index)
+        taken, surplus = tally.kept[:target], tally.kept[target:]
+        self._put_aside(surplus, tally)
+        groups = [entry.group for entry in taken]
         for sample in leaves_of(groups):
             sample.train_step = rollout_id
-        return RolloutOutput(rollout_id, groups, metrics, tally.sampled, ended=not tally.sampled)
+        metrics = self._metrics(tally, groups, time.perf_counter() - started)
+        return RolloutOutput(rollout_id, groups, metrics, tally.sampled, ended=not groups and not tally.sampled)
 
     async def settle(self) -> None: ...  # nothing runs between two rollouts
 
     def weights_updated(self, version: int) -> None: ...  # the engine's samples say it
 
     async def state(self) -> CollectorState:
-        return CollectorState(self._source.state_dict(), {"mode": MODE})
+        return CollectorState(self._source.state_dict(), {"mode": MODE}, list(self._waiting))
 
     def restore(self, state: CollectorState) -> None:
-        restore_from_another_mode(state, self._source)
+        if state.facts.get("mode") != MODE or not self._config.keep_surplus_groups:
+            restore_from_another_mode(state, self._source)
+            return
+        self._source.load_state_dict(state.source)
+        self._waiting = list(state.waiting)
 
     async def close(self) -> None: ...  # as above
 
-    def _round_size(self, target: int, tally: _Tally) -> int:
-        """Groups to draw: ``--over-sampling-batch-size``, or all in the first round and then what is still missing.
+    async def _whole_rounds(self, rollout_id: int, tally: Tally) -> None:
+        target = self._config.rollout_batch_size
+        while len(tally.kept) < target and tally.rounds < self._config.max_sampling_rounds:
+            groups = self._source.next_groups(self._round_size(target, tally))
+            if not groups:
+                tally.ended = True
+                return
+            tally.rounds += 1
+            entries = [self._entry(group) for group in groups]
+            seconds = await run_all([self._fly(entry, rollout_id) for entry in entries])
+            finished = [entry for entry, spent in zip(entries, seconds, strict=True) if spent is not None]
+            tally.reward_seconds += sum(spent for spent in seconds if spent is not None)
+            remaining = len(tally.kept) + len(finished)
+            for entry in finished:
+                remaining -= not self._judge(entry, remaining, tally)
+            self._give_back([entry for entry in entries if _is_aborted(entry.group)], tally)
+
+    def _round_size(self, target: int, tally: Tally) -> int:
+        """Groups to draw: all in the first round, and then what is still missing.
 
         What is missing is drawn by the share of groups kept so far, plus two standard deviations of the number of draws
         that takes, since a round that ends one group short costs another round.
         """
-        if self._config.over_sampling_batch_size is not None:
-            return self._config.over_sampling_batch_size
         missing = target - len(tally.kept)
-        if not tally.kept:
-            return target
-        needed = missing * len(tally.sampled) / len(tally.kept)
+        passed = len(tally.kept) - tally.carried
+        if not passed:
+            return target if tally.sampled else missing
+        needed = missing * len(tally.sampled) / passed
         return min(target, math.ceil(needed + 2 * math.sqrt(needed * (needed - missing) / missing)))
 
-    async def _run_group(self, group: Group, rollout_id: int, tally: _Tally) -> None:
-        tally.reward_seconds += await self._runner.run(group, self._params, rollout_id=rollout_id)
+    async def _first_come(self, rollout_id: int, size: int, tally: Tally) -> None:
+        """Rounds of ``size`` groups that are taken as they finish; a round begins once the one before cannot do."""
+        target = self._config.rollout_batch_size
+        flights: dict[asyncio.Task[float | None], WaitingGroup] = {}
+        landed: asyncio.Queue[asyncio.Task[float | None]] = asyncio.Queue()
+        try:
+            while len(tally.kept) < target:
+                too_few = len(tally.kept) + len(flights) < target
+                if too_few and not tally.ended and tally.rounds < self._config.max_sampling_rounds:
+                    groups = self._source.next_groups(size)
+                    tally.ended = not groups
+                    tally.rounds += bool(groups)
+                    for entry in map(self._entry, groups):
+                        task = asyncio.ensure_future(self._fly(entry, rollout_id))
+                        flights[task] = entry
+                        task.add_done_callback(landed.put_nowait)
+                if not flights:
+                    return
+                task = await landed.get()
+                self._land(task, flights, tally)
+            await self._end_flights(flights, tally)
+        except BaseException:
+            await _cancel(flights)
+            raise
 
-    def _sort_out(self, groups: Sequence[Group], target: int, tally: _Tally) -> None:
-        tally.sampled.extend(groups)
-        remaining = len(tally.kept) + len(groups)
-        for group in groups:
-            output = self._screen.judge(group, _group_index(group) if group else None)
-            if should_drop_dynamic_filter_output(output, remaining_batch_size=remaining, target_data_size=target):
-                remaining -= 1
-                tally.dropped.append(group)
-                tally.reasons[output.reason or "unnamed"] += 1
-                continue
-            if not output.keep:
-                tally.fallback += 1
-                mark_fallback(group)
-            tally.kept.append(group)
+    def _land(
+        self, task: asyncio.Task[float | None], flights: dict[asyncio.Task[float | None], WaitingGroup], tally: Tally
+    ) -> None:
+        """Judge the group of a task that is done. Raises the group's own error."""
+        seconds = task.result()
+        remaining = len(tally.kept) + len(flights)
+        entry = flights.pop(task)
+        if seconds is None:
+            self._give_back([entry], tally)
+            return
+        tally.reward_seconds += seconds
+        self._judge(entry, remaining, tally)
 
-    def _fill_up(self, target: int, tally: _Tally) -> None:
+    async def _end_flights(
+        self,
+        flights: dict[asyncio.Task[float | None], WaitingGroup],
+        tally: Tally,
+    ) -> None:
+        """The step is full: judge what has finished by now, and abort the rest."""
+        if self._config.partial_rollout and flights:
+            await self._runner.stop()
+            try:
+                await asyncio.wait(flights)
+            finally:
+                self._runner.go_on()
+        done = [task for task in flights if task.done()]
+        for task in sorted(done, key=lambda task: flights[task].index):
+            if task.result() is not None:
+                self._land(task, flights, tally)
+        await _cancel(flights)
+        self._give_back(list(flights.values()), tally)
+
+    async def _rounds_of_function(self, function: RolloutFunction, rollout_id: int, tally: Tally) -> None:
+        async def generate(group: Group, params: SamplingParams | None = None) -> Group:
+            await self._runner.answer(group, params or self._params, rollout_id=rollout_id)
+            return group
+
+        context = RolloutContext(generate, self._tokenizer, self._params)
+        target = self._config.rollout_batch_size
+        while len(tally.kept) < target and tally.rounds < self._config.max_sampling_rounds:
+            groups, first, forgotten, ended = await function(rollout_id, context)
+            tally.forgotten += forgotten
+            tally.ended = ended
+            if not groups:
+                return
+            tally.rounds += 1
+            entries = [self._entry_of_function(group, first) for group in groups]
+            seconds = await run_all([self._finish(entry, rollout_id) for entry in entries])
+            tally.reward_seconds += sum(seconds)
+            remaining = len(tally.kept) + len(entries)
+            for entry in entries:
+                remaining -= not self._judge(entry, remaining, tally)
+
+    async def _fly(self, entry: WaitingGroup, rollout_id: int) -> float | None:
+        """Answer, hook and score a group; the seconds that scoring took, or None for one that was aborted."""
+        await self._runner.answer(entry.group, self._params, rollout_id=rollout_id)
+        return None if _is_aborted(entry.group) else await self._finish(entry, rollout_id)
+
+    async def _finish(self, entry: WaitingGroup, rollout_id: int) -> float:
+        return await self._runner.finish(entry.group, rollout_id=rollout_id, group_index=entry.index)
+
+    def _judge(self, entry: WaitingGroup, remaining: int, tally: Tally) -> bool:
+        """Keep or drop a finished group; ``remaining`` are those of this rollout that are not dropped, it included."""
+        target = self._config.rollout_batch_size
+        output = self._screen.judge(entry.group, entry.index)
+        tally.sampled.append(entry.group)
+        if should_drop_dynamic_filter_output(output, remaining_batch_size=remaining, target_data_size=target):
+            tally.drop(entry, output.reason or "unnamed")
+            return False
+        if not output.keep:
+            self._note_fallback()
+            tally.fallback += 1
+            mark_fallback(entry.group)
+        tally.kept.append(entry)
+        return True
+
+    def _note_fallback(self) -> None:
+        if self._config.over_sampling_batch_size in (None, self._config.rollout_batch_size) and not self._said_fallback:
+            self._said_fallback = True
+            logger.warning(
+                "%s keeps every group of a first round by its fallback: no more are drawn than --rollout-batch-size "
+                "needs; a larger --over-sampling-batch-size gives it some to reject",
+                self._screen.path,
+            )
+
+    def _fill_up(self, target: int, tally: Tally) -> None:
         policy = self._config.on_sampling_exhausted
         if policy == "raise":
             raise InputError(
@@ -157,24 +274,49 @@ class SyncCollector:
                 "fallback (train on dropped groups too) or shrink (train on fewer)."
             )
         if policy == "fallback":
-            usable = [group for group in sorted(tally.dropped, key=_group_index) if group]
-            for group in usable[: target - len(tally.kept)]:
-                mark_fallback(group)
+            for entry in tally.fit_for_fallback()[: target - len(tally.kept)]:
+                mark_fallback(entry.group)
                 tally.fallback += 1
-                tally.kept.append(group)
+                tally.kept.append(entry)
 
-    def _metrics(self, tally: _Tally, groups: list[Group], seconds: float) -> dict[str, float]:
+    def _put_aside(self, surplus: list[WaitingGroup], tally: Tally) -> None:
+        """Finished groups beyond the batch: they wait, or their prompts go back to be first in line."""
+        tally.surplus = len(surplus)
+        if self._config.keep_surplus_groups:
+            self._waiting = surplus
+            return
+        self._source.return_groups([[entry.first] for entry in surplus if entry.index >= 0], reset=True)
+
+    def _give_back(self, entries: list[WaitingGroup], tally: Tally) -> None:
+        """Aborted groups: to go on, where every one of their samples can, or to begin again."""
+        tally.aborted += len(entries)
+        entries = sorted(entries, key=lambda entry: entry.index)
+        goes_on = [entry for entry in entries if self._config.partial_rollout and _is_plain(entry.group)]
+        begins = [entry for entry in entries if not any(entry is other for other in goes_on)]
+        for sample in leaves_of([entry.group for entry in goes_on]):
+            if sample.status is Status.ABORTED:
+                sample.status = Status.PENDING
+        self._source.return_groups([[entry.first] for entry in begins], reset=True)
+        self._source.return_groups([entry.group for entry in goes_on])
+
+    def _entry(self, group: Group) -> WaitingGroup:
+        return WaitingGroup(group, oldest_version(group, self._engine.weight_version), _as_drawn(group[0]))
+
+    def _entry_of_function(self, group: Group, first: dict[int, Sample]) -> WaitingGroup:
+        leaf = next(leaves_of(group))
+        if leaf.group_index is None:
+            self._own_groups += 1
+            for sample in leaves_of(group):
+                sample.group_index = -self._own_groups
+        assert leaf.group_index is not None
+        version = oldest_version(group, self._engine.weight_version)
+        return WaitingGroup(group, version, first.get(leaf.group_index, replace(leaf)))
+
+    def _metrics(self, tally: Tally, groups: list[Group], seconds: float) -> dict[str, float]:
         counts = self._source.counts
         metrics = self._rollout_metrics(
             [group for group in tally.sampled if group],
-            dynamic_filter={
-                "rounds": tally.rounds,
-                "groups_sampled": len(tally.sampled),
-                "groups_kept": len(groups),
-                "groups_dropped": len(tally.dropped),
-                "groups_surplus": tally.surplus,
-                "groups_by_fallback": tally.fallback,
-            },
+            dynamic_filter=tally.counts(len(groups)),
             drop_reasons=tally.reasons,
             counters={
                 "data/bad_rows": counts.bad_rows,
@@ -190,6 +332,7 @@ class UserArgs:
     """What a user's function sees as ``args``: the rollout and reward settings under their flag names."""
 
     reward_key: str | None
+    rollout_sample_hook_path: tuple[str, ...]
 
     def __init__(self, *sections: RolloutConfig | RewardConfig) -> None:
         for section in sections:
@@ -197,7 +340,22 @@ class UserArgs:
                 setattr(self, name, getattr(section, name))
 
 
-def _group_index(group: Group) -> int:
-    index = group[0].group_index
-    assert index is not None
-    return index
+def _as_drawn(sample: Sample) -> Sample:
+    """A copy that neither generation nor hooks change."""
+    return replace(sample, metadata=copy.deepcopy(sample.metadata))
+
+
+def _is_aborted(group: Group) -> bool:
+    return any(sample.status is Status.ABORTED for sample in leaves_of(group))
+
+
+def _is_plain(group: Sequence[Any]) -> bool:
+    """Whether no response fanned out into several samples, of which a source could not begin again."""
+    return bool(group) and all(isinstance(member, Sample) for member in group)
+
+
+async def _cancel(flights: dict[asyncio.Task[float | None], WaitingGroup]) -> None:
+    for task in flights:
+        task.cancel()
+    if flights:
+        await asyncio.gather(*flights, return_exceptions=True)

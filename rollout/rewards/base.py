@@ -29,6 +29,8 @@ class Reward(ABC):
     Anything else that a reward function returns raises ``InputError``.
     """
 
+    compares = False  # whether a sample's reward depends on the others of its group, so that all are scored at once
+
     def __init__(self, name: str) -> None:
         self.name = name
 

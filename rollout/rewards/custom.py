@@ -11,7 +11,8 @@ from functools import partial
 from rollout.rewards.base import CallReward, RewardError
 from rollout.rewards.threads import DaemonThreads, Ended
 from samples.errors import InputError
-from samples.sample import Sample
+from samples.sample import Group, Sample
+from samples.signatures import is_coroutine_function
 
 Function = Callable[..., object]
 
@@ -33,7 +34,7 @@ class CustomReward(CallReward):
         self._on_loop = is_coroutine_function(function)
         self._threads = DaemonThreads("reward")
 
-    async def _call(self, sample: Sample) -> object:
+    async def _call(self, sample: Sample | Group) -> object:
         async with self._slots:
             # Not asyncio.timeout: a TimeoutError that the function itself raises must not be taken for ours.
             call = asyncio.ensure_future(self._invoke(sample))
@@ -43,10 +44,10 @@ class CustomReward(CallReward):
                 call.cancel()
             if not done:
                 raise RewardError(
-                    f"{self.name} took longer than --rm-timeout {self._timeout:g} s for sample {sample.index}"
+                    f"{self.name} took longer than --rm-timeout {self._timeout:g} s for {_subject(sample)}"
                 )
             if call.cancelled():
-                raise RewardError(f"{self.name} raised CancelledError for sample {sample.index}")
+                raise RewardError(f"{self.name} raised CancelledError for {_subject(sample)}")
             try:
                 return call.result()
             except Ended as ended:
@@ -54,11 +55,11 @@ class CustomReward(CallReward):
             except Exception as error:
                 raise self._failed(error, sample) from error
 
-    def _failed(self, error: BaseException, sample: Sample) -> RewardError:
-        what = f"{type(error).__name__} for sample {sample.index}: {error}"
+    def _failed(self, error: BaseException, sample: Sample | Group) -> RewardError:
+        what = f"{type(error).__name__} for {_subject(sample)}: {error}"
         return RewardError(f"{self.name} raised {what}{_place(error, self._function)}")
 
-    async def _invoke(self, sample: Sample) -> object:
+    async def _invoke(self, sample: Sample | Group) -> object:
         try:
             if self._on_loop:
                 value = self._function(self._args, sample)
@@ -73,11 +74,8 @@ class CustomReward(CallReward):
         self._threads.close()
 
 
-def is_coroutine_function(function: Function) -> bool:
-    """True for an async function, method, partial of one, or an object whose ``__call__`` is one."""
-    while isinstance(function, partial):
-        function = function.func
-    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
+def _subject(scored: Sample | Group) -> str:
+    return f"group {scored[0].group_index}" if isinstance(scored, list) else f"sample {scored.index}"
 
 
 def check_signature(function: object, name: str) -> None:

@@ -15,10 +15,12 @@ def build_reward(config: RewardConfig, args: object) -> Reward:
     """
     if config.custom_rm_path:
         from rollout.rewards.custom import CustomReward
+        from rollout.rewards.custom_group import CustomGroupReward
         from samples.loading import load_function
 
         function = load_function(config.custom_rm_path, "--custom-rm-path", config.user_code_dir)
-        return CustomReward(
+        made = CustomGroupReward if config.group_rm else CustomReward
+        return made(
             function,
             config.custom_rm_path,
             args,

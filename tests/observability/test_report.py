@@ -181,6 +181,19 @@ def test_evaluations_have_their_curve_with_the_weights_before_training(tmp_path)
     assert "step 9: mean reward 0.225, pass@8 0.5" in page.texts["title"]
 
 
+def test_groups_that_a_fallback_kept_are_said_and_drawn_and_none_is_not(tmp_path):
+    def counts(step):
+        by_fallback = 3 if step % 2 else 0
+        names = {"groups_by_fallback": by_fallback, "groups_kept": 8, "groups_dropped": 0}
+        return {f"rollout/dynamic_filter/{name}": value for name, value in names.items()}
+
+    page = written(make_run(tmp_path / "some", steps=10, extra=counts))
+    assert "15 of the 80 groups that were trained on had been rejected by the filter" in page
+    assert "Groups kept by fallback" in titles(Page(page))
+    page = written(make_run(tmp_path / "none", steps=10, extra=lambda step: counts(0)))
+    assert "fallback" not in page
+
+
 def test_sources_share_a_chart_when_there_are_several(tmp_path):
     def extra(step):
         return {f"rollout/source/{name}/raw_reward": 0.5 for name in (["a", "b"] if step % 2 else ["a"])}

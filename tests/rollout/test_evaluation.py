@@ -8,6 +8,7 @@ import json
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -217,3 +218,13 @@ def test_closing_stops_engine_and_loop_when_the_reward_cannot_be_closed(
     with pytest.raises(RuntimeError, match="no"):
         worker.close()
     assert not [t for t in set(threading.enumerate()) - before if t.name.startswith("rollout-")]
+
+
+def test_a_response_that_fanned_out_counts_once_by_its_mean():
+    def sample(reward):
+        return Sample(reward=reward, response_length=2, status=Status.COMPLETED)
+
+    groups: Any = [[[sample(1.0), sample(1.0)], sample(0.0)], [[sample(0.0)], sample(0.0)]]
+    metrics = evaluation_metrics("some", groups)
+    assert (metrics["eval/some"], metrics["eval/some/num_samples"]) == (0.25, 5)
+    assert metrics["eval/some/pass@2"] == 0.5

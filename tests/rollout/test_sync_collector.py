@@ -24,6 +24,8 @@ from train.example import write_example
 class AnsweringEngine:
     """Answers every request with the token that it began with."""
 
+    weight_version = 0
+
     async def generate(self, request: GenerateRequest) -> GenerateResult:
         token = request.input_ids[0]
         return GenerateResult(request.request_id, [token], [-0.5], FinishReason.STOP, str(token), weight_version=0)

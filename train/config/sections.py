@@ -105,7 +105,7 @@ class AlgorithmConfig(Section):
     use_rollout_logprobs: bool | None = Field(
         None,
         description="take the rollout's log-probabilities as the old policy's (default: on for engine torch in fp32, "
-        "and for a --rollout-mode in which older weights sample)",
+        "and where older weights sample: --rollout-mode, --partial-rollout, --keep-surplus-groups)",
     )
 
 

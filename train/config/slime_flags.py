@@ -29,7 +29,6 @@ _USE = {  # slime's option: what to give instead
     "disable-rewards-normalization": "--no-grpo-std-normalization: no division; the mean is always subtracted",
     "rollout-sample-filter-path": "--rollout-sample-hook-path, or --dynamic-sampling-filter-path for whole groups",
     "buffer-filter-path": "--dynamic-sampling-filter-path",
-    "custom-reward-post-process-path": "--rollout-sample-hook-path or --custom-rm-path",
     "norm-epsilon": "leave it out: it is read from config.json in --hf-checkpoint",
     "megatron-to-hf-mode": "leave it out: Hugging Face weights go in and out directly",
     "model-name": "leave it out: the model family is read from config.json in --hf-checkpoint",
@@ -96,7 +95,7 @@ _LATER = {  # what this version does not do yet: its options
         min-batch-collection-ratio prefill-num-servers sglang-config
     """,
     "such settings of rollout that runs ahead of training": """
-        mask-offpolicy-in-partial-rollout update-weights-interval keep-old-actor
+        update-weights-interval keep-old-actor
     """,
     "corrections for off-policy samples": """
         use-tis tis-clip tis-clip-low custom-tis-function-path use-opsm opsm-delta eps-clip-c
@@ -117,10 +116,9 @@ _LATER = {  # what this version does not do yet: its options
         loss-type custom-loss-function-path custom-pg-loss-reducer-function-path
         disable-compute-advantages-and-returns loss-mask-type
     """,
-    "a rollout written by the user": """
-        rollout-function-path custom-generate-function-path custom-rollout-log-function-path data-source-path
-        rollout-data-postprocess-path disable-rollout-global-dataset custom-convert-samples-to-train-data-path
-        rollout-all-samples-process-path custom-config-path group-rm
+    "such function of the user's around a rollout": """
+        custom-rollout-log-function-path rollout-data-postprocess-path disable-rollout-global-dataset
+        rollout-all-samples-process-path custom-config-path
     """,
     "images and tools in prompts": """
         multimodal-keys tool-key apply-chat-template-kwargs

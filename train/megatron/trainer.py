@@ -147,8 +147,9 @@ class MegatronTrainer:
         if wanted is None:
             engine, _ = choose_engine(self._config.rollout)
             exact = engine == "torch" and not self._config.model.bf16
-            # In overlapped modes older weights sampled, and only the rollout knows what they gave.
-            older = self._config.rollout.rollout_mode != "sync"
+            # Where older weights sampled, only the rollout knows what they gave.
+            rollout = self._config.rollout
+            older = rollout.rollout_mode != "sync" or rollout.partial_rollout or rollout.keep_surplus_groups
             return (exact or older) and batch.kept_token_ids is None and batch.rollout_log_probs is not None
         if wanted and batch.kept_token_ids is not None:
             raise InputError(

@@ -13,7 +13,9 @@ def batch_problems(config: RunConfig) -> Iterator[str]:
     samples = groups * group_size
     given = f"--rollout-batch-size {groups} x --n-samples-per-prompt {group_size} = {samples} samples"
     steps, global_batch = config.batch.num_steps_per_rollout, config.batch.global_batch_size
-    if group_size == 1:
+    post_process = config.reward.custom_reward_post_process_path
+    convert = config.rollout.custom_convert_samples_to_train_data_path  # either may give advantages of its own
+    if group_size == 1 and post_process is None and convert is None:
         yield (
             "--n-samples-per-prompt 1: GRPO compares the responses to one prompt, and a lone one always has advantage "
             "0; use at least 2"

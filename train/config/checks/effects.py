@@ -77,14 +77,30 @@ def _idle_in_rollout(config: RunConfig) -> Iterator[_Idle]:
             f"--rollout-mode {rollout.rollout_mode} has no use for it; give --rollout-mode fully-async, or leave it out"
         )
         overlapped = ("max_weight_staleness", "max_groups_in_flight", "max_group_retries", "update_weights_in_flight")
-        yield _Idle((*overlapped, "partial_rollout"), ("rollout_mode",), why)
-    elif rollout.update_weights_in_flight == "keep":
+        yield _Idle(overlapped, ("rollout_mode",), why)
+    else:
+        why = "--rollout-mode fully-async keeps every finished group for the next step anyway; leave it out"
+        yield _Idle(("keep_surplus_groups",), ("rollout_mode",), why)
+    if rollout.rollout_mode == "fully-async" and rollout.update_weights_in_flight == "keep":
         why = "--update-weights-in-flight keep aborts no response that could go on later; leave one out"
         yield _Idle(("partial_rollout",), ("update_weights_in_flight",), why)
-    hook, droppers = ("rollout_sample_hook_path",), ("dynamic_sampling_filter_path", "rollout_sample_hook_path")
-    if not rollout.dynamic_sampling_filter_path and not rollout.rollout_sample_hook_path:
+    hook = ("rollout_sample_hook_path",)
+    droppers = ("dynamic_sampling_filter_path", "rollout_sample_hook_path", "rollout_function_path")
+    drops = rollout.dynamic_sampling_filter_path or rollout.rollout_sample_hook_path or rollout.rollout_function_path
+    if not drops:
         why = "nothing drops groups, so one round always does; give --dynamic-sampling-filter-path too"
         yield _Idle(("max_sampling_rounds", "on_sampling_exhausted"), droppers, why)
+    if not rollout.partial_rollout:
+        why = "no response goes on that older weights began; give --partial-rollout too"
+        yield _Idle(("mask_offpolicy_in_partial_rollout",), ("partial_rollout",), why)
+    if rollout.rollout_mode != "fully-async":
+        if rollout.over_sampling_batch_size is None:
+            why = "without --over-sampling-batch-size every response is waited for and none is aborted; give it too"
+            yield _Idle(("partial_rollout",), ("over_sampling_batch_size",), why)
+        makers = ("over_sampling_batch_size", "rollout_function_path", *droppers)
+        if not any(getattr(rollout, name) for name in makers):
+            why = "no more groups are drawn than a step needs; give --over-sampling-batch-size or a filter too"
+            yield _Idle(("keep_surplus_groups",), makers, why)
     if not rollout.rollout_sample_hook_path:
         why = "there is no sample hook that could fail; give --rollout-sample-hook-path too"
         yield _Idle(("rollout_sample_hook_on_error",), hook, why)

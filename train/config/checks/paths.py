@@ -18,8 +18,11 @@ _HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w.-]+")  # organisation/model
 def model_and_prompt_problems(config: RunConfig) -> Iterator[str]:
     checkpoint, prompts = config.model.hf_checkpoint, config.data.prompt_data
     replays = config.debug.replays  # then nothing is asked of the model, and the prompts may be gone
-    if checkpoint is not None and not prompts and not replays:
+    source = config.data.data_source_path
+    if checkpoint is not None and not prompts and source is None and not replays:
         yield f"--hf-checkpoint {checkpoint} needs prompts: give --prompt-data FILE.jsonl"
+    if source is not None and checkpoint is None:
+        yield f"--data-source-path {source} needs a model: give --hf-checkpoint DIR"
     if prompts and checkpoint is None:
         yield f"--prompt-data {prompts[0]} needs a model: give --hf-checkpoint DIR"
     if checkpoint is not None:

@@ -18,11 +18,12 @@ def sampling_problems(config: RunConfig) -> Iterator[str]:
             f"to fill; use at least {batch}, or leave it out"
         )
     drops = rollout.dynamic_sampling_filter_path is not None or rollout.rollout_sample_hook_path
-    if over is not None and over > batch and not drops:
+    wastes_nothing = rollout.partial_rollout or rollout.keep_surplus_groups
+    if over is not None and over > batch and not drops and not wastes_nothing:
         yield (
             f"--over-sampling-batch-size {over} is more than --rollout-batch-size {batch}, and nothing drops groups: "
-            f"{over - batch} generated groups of every step would go unused; give --dynamic-sampling-filter-path, or "
-            "leave it out"
+            f"{over - batch} generated groups of every step would go unused; give --dynamic-sampling-filter-path, "
+            "--keep-surplus-groups or --partial-rollout, or leave it out"
         )
     if rollout.rollout_top_k == 0:
         yield "--rollout-top-k 0: leaves no token to choose from; use -1 for all, or at least 1"
@@ -35,7 +36,20 @@ def sampling_problems(config: RunConfig) -> Iterator[str]:
             f"--use-rollout-logprobs with {chosen}: the rollout's log-probabilities are of the whole distribution, not "
             "of the one that was sampled from; leave one of them out"
         )
+    yield from _function_problems(config)
     yield from _stop_problems(config)
+
+
+def _function_problems(config: RunConfig) -> Iterator[str]:
+    rollout, reward = config.rollout, config.reward
+    function = rollout.rollout_function_path
+    if function is not None and rollout.over_sampling_batch_size is not None:
+        yield (
+            f"--over-sampling-batch-size {rollout.over_sampling_batch_size} with --rollout-function-path {function}: "
+            "the function decides how many groups it draws; leave one of them out"
+        )
+    if reward.group_rm and reward.custom_rm_path is None:
+        yield "--group-rm: only a function of yours scores whole groups; give --custom-rm-path too"
 
 
 def _stop_problems(config: RunConfig) -> Iterator[str]:
