@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Protocol
 
 from rollout.config import RolloutConfig
-from rollout.engines.protocol import Engine, FinishReason, GenerateRequest, SamplingParams
+from rollout.engines.protocol import FinishReason, GenerateRequest, GenerateResult, SamplingParams
 from samples.sample import Sample, Status
 
 _STATUS = {
@@ -28,15 +29,20 @@ def sampling_params(config: RolloutConfig) -> SamplingParams:
     )
 
 
-def request_id(sample: Sample) -> str:
-    """Under which the engine knows the answering of ``sample``."""
-    return f"{sample.rollout_id}-{sample.index}"
+class Generates(Protocol):
+    """What answering a sample asks of an engine."""
+
+    async def generate(self, request: GenerateRequest) -> GenerateResult: ...
 
 
 async def generate_sample(
-    engine: Engine, sample: Sample, params: SamplingParams, *, seed: int, max_context_len: int
+    engine: Generates, sample: Sample, params: SamplingParams, *, seed: int, max_context_len: int, branch: int = 0
 ) -> None:
-    """Answer ``sample`` in place; a sample that already holds a partial response goes on from there."""
+    """Answer ``sample`` in place; a sample that already holds a partial response goes on from there.
+
+    ``branch`` tells apart several samples under one index, into which a response fans out: each above 0 has requests
+    and random numbers of its own.
+    """
     assert sample.index is not None
     assert sample.rollout_id is not None
     room = min(params.max_new_tokens - sample.response_length, max_context_len - len(sample.tokens))
@@ -47,21 +53,24 @@ async def generate_sample(
     mask = sample.loss_mask if sample.loss_mask is not None else [1] * sample.response_length
     result = await engine.generate(
         GenerateRequest(
-            request_id=request_id(sample),
+            request_id=f"{sample.rollout_id}-{sample.index}" + (f"-{branch}" if branch else ""),
             input_ids=tuple(sample.tokens),
             sampling=params if room == params.max_new_tokens else dataclasses.replace(params, max_new_tokens=room),
-            seed=seed,
+            seed=seed + (branch << 32),  # seeds of runs are below 2**32
             rollout_id=sample.rollout_id,
             sample_index=sample.index,
             first_position=sample.response_length,
         )
     )
+    before = sample.response_length
     sample.tokens = sample.tokens + result.output_ids
     sample.response += result.text
     sample.response_length += len(result.output_ids)
     sample.rollout_log_probs = (sample.rollout_log_probs or []) + result.log_probs
     if result.kept_token_ids is not None:
-        sample.rollout_kept_token_ids = (sample.rollout_kept_token_ids or []) + result.kept_token_ids
+        kept = sample.rollout_kept_token_ids
+        kept = [[] for _ in range(before)] if kept is None else kept  # of tokens that were put in, nothing was left out
+        sample.rollout_kept_token_ids = kept + result.kept_token_ids
     sample.loss_mask = mask + [1] * len(result.output_ids)
     if first_token or sample.weight_version is None:
         sample.weight_version = result.weight_version

@@ -10,8 +10,8 @@ from typing import Any, Protocol
 from hooks import load_sample_hooks
 from observability.rollout_metrics import leaves_of
 from rollout.custom.generate import CustomGenerate, Generated
-from rollout.engines.protocol import Engine, SamplingParams
-from rollout.generation import generate_sample, request_id
+from rollout.engines.protocol import Engine, GenerateRequest, GenerateResult, SamplingParams
+from rollout.generation import generate_sample
 from rollout.rewards import Reward
 from samples.sample import Group, Sample, Status
 
@@ -53,7 +53,7 @@ class GroupRunner:
         self._generate = generate
         self._mask_offpolicy = mask_offpolicy
         self._stopping = False
-        self._active: dict[int, Sample] = {}  # samples that are being answered, by identity
+        self._requests = _Requests(engine)
 
     async def stop(self) -> None:
         """Abort every answer of this runner, and until ``go_on`` every one that is asked for: samples end ABORTED.
@@ -61,8 +61,8 @@ class GroupRunner:
         Others' requests, such as those of an evaluation, go on.
         """
         self._stopping = True
-        for sample in list(self._active.values()):
-            await self._engine.abort(request_id(sample))
+        for request_id in list(self._requests.active):
+            await self._engine.abort(request_id)
 
     def go_on(self) -> None:
         self._stopping = False
@@ -125,22 +125,30 @@ class GroupRunner:
         if self._stopping:
             member.status = Status.ABORTED
             return member
-        self._active[id(member)] = member
-        try:
-            return await self._answered(member, params, evaluation)
-        finally:
-            del self._active[id(member)]
-
-    async def _answered(self, member: Sample, params: SamplingParams, evaluation: bool) -> Generated:
         settings: dict[str, Any] = {"seed": self._seed, "max_context_len": self._max_context_len}
         if self._generate is not None:
             settings["stopping"] = lambda: self._stopping
-            return await self._generate(self._engine, member, params, evaluation=evaluation, **settings)
-        await generate_sample(self._engine, member, params, **settings)
+            return await self._generate(self._requests, member, params, evaluation=evaluation, **settings)
+        await generate_sample(self._requests, member, params, **settings)
         return member
 
     def _is_current(self, sample: Sample) -> bool:
         return sample.last_weight_version == self._engine.weight_version
+
+
+class _Requests:
+    """The engine's ``generate``, and which requests of this runner are under way."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self.active: set[str] = set()
+
+    async def generate(self, request: GenerateRequest) -> GenerateResult:
+        self.active.add(request.request_id)
+        try:
+            return await self._engine.generate(request)
+        finally:
+            self.active.discard(request.request_id)
 
 
 async def run_all(coroutines: Sequence[Coroutine[Any, Any, Any]]) -> list[Any]:

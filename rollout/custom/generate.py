@@ -7,8 +7,8 @@ from typing import Any
 
 from rollout.custom.contracts import GENERATE
 from rollout.custom.errors import CustomFunctionError, failed
-from rollout.engines.protocol import Engine, SamplingParams
-from rollout.generation import generate_sample
+from rollout.engines.protocol import SamplingParams
+from rollout.generation import Generates, generate_sample
 from samples.sample import Sample, Status
 from samples.signatures import UserFunction, load_user_function
 
@@ -20,7 +20,7 @@ class GenerateContext:
 
     def __init__(
         self,
-        engine: Engine,
+        engine: Generates,
         params: SamplingParams,
         *,
         seed: int,
@@ -34,20 +34,31 @@ class GenerateContext:
         self._params = params
         self._seed = seed
         self._stopping = stopping
+        self._branches: list[Sample] = []  # samples that were answered, the response's own first
 
     async def answer(self, sample: Sample, sampling_params: SamplingParams | None = None) -> Sample:
         """Have the engine go on after ``sample.tokens``, in place, with tokens, text, log-probabilities and status.
 
         Called again it appends a further turn. The new tokens take gradient; random numbers are the run's own. A sample
-        that comes back ABORTED is to be returned as it is: there is no more for it in this rollout.
+        that comes back ABORTED is to be returned as it is: there is no more for it in this rollout. Copies of a sample
+        are answered each with random numbers of its own, also at once.
         """
         if self._stopping():
             sample.status = Status.ABORTED
             return sample
         params = self._params if sampling_params is None else sampling_params
         sample.status = Status.PENDING
-        await generate_sample(self._engine, sample, params, seed=self._seed, max_context_len=self.max_context_len)
+        settings = {"seed": self._seed, "max_context_len": self.max_context_len, "branch": self._branch(sample)}
+        await generate_sample(self._engine, sample, params, **settings)
         return sample
+
+    def _branch(self, sample: Sample) -> int:
+        """Its place among the samples that were answered: copies of a sample are answered independently."""
+        for branch, known in enumerate(self._branches):
+            if known is sample:
+                return branch
+        self._branches.append(sample)
+        return len(self._branches) - 1
 
     def append(self, sample: Sample, token_ids: Sequence[int], text: str | None = None) -> Sample:
         """Put tokens that the policy did not write, such as a tool's output, after the response, in place.
@@ -82,7 +93,7 @@ class CustomGenerate:
 
     async def __call__(
         self,
-        engine: Engine,
+        engine: Generates,
         sample: Sample,
         params: SamplingParams,
         *,

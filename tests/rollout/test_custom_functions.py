@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import copy
+import dataclasses
 import functools
 import json
 from pathlib import Path
@@ -139,6 +142,37 @@ async def test_responses_that_fan_out_go_through_hooks_and_rewards_and_keep_thei
     assert [[sample.index for sample in member] for member in group] == [[0, 0], [1, 1]]
     assert [[sample.reward for sample in member] for member in group] == [[2.0, 1.0]] * 2
     assert all(sample.metadata["hooked"] for member in group for sample in member)
+
+
+async def test_copies_of_a_sample_are_answered_at_once_and_independently():
+    async def best_of_three(args, sample, sampling_params, *, context):
+        copies = [sample, copy.deepcopy(sample), copy.deepcopy(sample)]
+        await asyncio.gather(*(context.answer(one) for one in copies))
+        await context.answer(copies[1])
+        return copies
+
+    engine = EchoEngine()
+    (group,) = example_groups(1, 1, answered=False)
+    await runner(best_of_three, engine=engine).run(group, PARAMS, rollout_id=3)
+    assert [request.request_id for request in engine.requests] == ["3-0", "3-0-1", "3-0-2", "3-0-1"]
+    assert len({request.seed for request in engine.requests}) == 3
+    assert engine.requests[0].seed == 0
+
+
+async def test_kept_token_ids_stay_in_step_with_tokens_that_were_put_in_first():
+    class Filtering(EchoEngine):
+        async def generate(self, request):
+            result = await super().generate(request)
+            return dataclasses.replace(result, kept_token_ids=[[token] for token in result.output_ids])
+
+    async def begins_with_a_hint(args, sample, sampling_params, *, context):
+        context.append(sample, [65, 66])
+        return await context.answer(sample)
+
+    (group,) = example_groups(1, 2, answered=False)
+    await runner(begins_with_a_hint, engine=Filtering()).run(group, PARAMS, rollout_id=0)
+    assert group[0].rollout_kept_token_ids == [[], [], [65], [66]]
+    batch_from_groups([group], RunConfig())
 
 
 async def test_a_reward_that_a_generate_function_gave_stays():

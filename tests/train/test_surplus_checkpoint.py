@@ -7,12 +7,16 @@ from pathlib import Path
 from accel import select_accelerator
 from tests.rollout.test_sync_first_come import setup, slow_groups
 from tests.train.checkpoint_cases import NO_MODEL
-from train.checkpoint.manifest import Checkpoint, Manifest, RolloutState, RunState, TrainerState
+from train.checkpoint.manifest import Checkpoint, FileFacts, Manifest, RolloutState, RunState, TrainerState
 from train.checkpoint.rollout_state import load_collector_state, save_rollout_state
 
 
 def through_a_checkpoint(directory: Path, rollout: RolloutState) -> Checkpoint:
-    run = RunState(weight_version=1, trainer=TrainerState(files={}, optimizer_steps=1), rollout=rollout)
+    run = RunState(
+        weight_version=1,
+        trainer=TrainerState(files={"model.safetensors": FileFacts(bytes=1, crc32=0)}, optimizer_steps=1),
+        rollout=rollout,
+    )
     manifest = Manifest(step=0, run_id="", written="", learning_rate=0.0, model=NO_MODEL, config={}, state=run)
     return Checkpoint(directory, Manifest.model_validate_json(manifest.model_dump_json()))
 
