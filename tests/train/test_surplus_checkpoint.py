@@ -12,11 +12,8 @@ from train.checkpoint.rollout_state import load_collector_state, save_rollout_st
 
 
 def through_a_checkpoint(directory: Path, rollout: RolloutState) -> Checkpoint:
-    run = RunState(
-        weight_version=1,
-        trainer=TrainerState(files={"model.safetensors": FileFacts(bytes=1, crc32=0)}, optimizer_steps=1),
-        rollout=rollout,
-    )
+    trainer = TrainerState(files={"model.safetensors": FileFacts(bytes=1, crc32=0)}, optimizer_steps=1)
+    run = RunState(weight_version=1, trainer=trainer, rollout=rollout)
     manifest = Manifest(step=0, run_id="", written="", learning_rate=0.0, model=NO_MODEL, config={}, state=run)
     return Checkpoint(directory, Manifest.model_validate_json(manifest.model_dump_json()))
 
