@@ -27,6 +27,7 @@ OPTIONAL_BACKENDS: dict[str, Callable[[], bool]] = {  # listed by every torch, a
     "ucc": dist.is_ucc_available,
     "fake": lambda: False,  # torch lists it; it moves nothing
 }
+_inside: dict[str, str] = {}  # of a registered backend that only carries another's calls: the other's string
 _WORD = re.compile(r"[a-z0-9_-]+")
 
 
@@ -118,11 +119,21 @@ def is_accelerator_backend(text: str, accelerator: Accelerator | None = None) ->
     """
     accelerator = accelerator or get_accelerator()
     own = device_backend(accelerator)
-    spec = BackendSpec.parse(text)
+    spec = BackendSpec.parse(inner_backend(text))
     if spec.bare:
         return spec.bare in (own, ANY_BACKEND)
     devices = (accelerator.device_type, ANY_DEVICE)
     return any(device in devices and backend in (own, ANY_BACKEND) for device, backend in spec.by_device)
+
+
+def declare_inner_backend(name: str, inner: str) -> None:
+    """Say that the registered backend ``name`` carries the calls of ``inner`` ("mccl", "cpu:gloo,musa:mccl")."""
+    _inside[name] = inner
+
+
+def inner_backend(text: str) -> str:
+    """The backend string inside, for a backend that was declared so; any other as it is."""
+    return _inside.get(text.strip().lower(), text)
 
 
 def device_backend(accelerator: Accelerator) -> str:

@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 import torch.distributed as dist
 
 from accel.comm.backend_strings import HOST_BACKEND, device_backend, normalize_backend
+from accel.comm.reload import prepare_reload, register_reloadable_backend
 from accel.contract import Accelerator
 from accel.errors import AcceleratorError
 
@@ -30,6 +31,7 @@ def init_process_group(
     timeout: timedelta = DEFAULT_TIMEOUT,
     backend: str | None = None,
     local: bool | None = None,
+    reloadable: bool = False,
 ) -> None:
     """Begin torch.distributed's default group with the accelerator's collectives.
 
@@ -37,6 +39,7 @@ def init_process_group(
     ``FileStore``: it opens no port. ``local`` says that all ranks are on this machine, and the collectives then listen
     on the loopback interface only; by default that is so for a FileStore, ``file://`` and loopback addresses. An
     interface that the environment names already is kept. Every rank must begin and end its groups equally often.
+    With ``reloadable``, ``release_process_groups`` can give back what the groups hold (see ``accel/comm/reload.py``).
     """
     if dist.is_initialized():
         raise AcceleratorError("a process group is initialised already: call destroy_process_group first")
@@ -49,6 +52,8 @@ def init_process_group(
     if _is_local(store, init_method) if local is None else local:
         listen_on_loopback(accelerator)
     resolved = normalize_backend(backend, accelerator)
+    if reloadable:
+        resolved = register_reloadable_backend(accelerator, resolved)
     generation = next(_generations)
     dist.init_process_group(
         backend=resolved,
@@ -60,6 +65,8 @@ def init_process_group(
         timeout=timeout,
         device_id=accelerator.device() if _takes_device_id(accelerator, resolved) else None,
     )
+    if reloadable:
+        prepare_reload()
 
 
 def new_host_group(ranks: list[int] | None = None, timeout: timedelta = DEFAULT_TIMEOUT) -> dist.ProcessGroup:

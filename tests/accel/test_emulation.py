@@ -42,6 +42,10 @@ def test_collectives_of_two_ranks():
     run_checks("check_collectives.py")
 
 
+def test_process_groups_are_given_back_and_rebuilt():
+    run_checks("check_reload.py")
+
+
 def test_doctor_says_that_it_is_emulated():
     report = json.loads(run_python("-m", "accel", "doctor", "--json", ACCELRL_EMULATE_MUSA="1").stdout)
     musa = next(backend for backend in report["backends"] if backend["name"] == "musa")

@@ -21,7 +21,7 @@ def test_importing_accel_loads_neither_torch_nor_anything_else_of_ours():
 def test_using_accel_loads_no_ray_no_megatron_and_no_pytest():
     code = (
         "import sys, accel, accel.comm, accel.visibility, accel.placement.requests, accel.memory.saver\n"
-        "import accel.memory.deep_ep\n"
+        "import accel.memory.deep_ep, accel.comm.teardown\n"
         "accel.select_accelerator('cpu')\n"
         "print(sorted({'ray', 'megatron', 'pytest', 'transformers'} & set(sys.modules)))"
     )

@@ -29,4 +29,4 @@ def one_rank(cpu_megatron: CpuAccelerator) -> Iterator[None]:
 
     join_ranks(RunConfig(), cpu_megatron, rank=0, world_size=1, store_path=None)
     yield
-    leave_ranks()
+    leave_ranks(cpu_megatron)

@@ -271,6 +271,8 @@ WITHOUT_EFFECT = [
     ({"rollout_sample_hook_on_error": "drop"}, "--rollout-sample-hook-on-error drop: there is no sample hook"),
     ({"wandb_project": "mine"}, "--wandb-project mine: nothing is logged to Weights & Biases"),
     ({"wandb_name": "first"}, "--wandb-name first: nothing is logged"),
+    ({"reload_process_groups": True}, "--reload-process-groups: one trainer device has no collectives"),
+    ({"reload_process_groups": True, "tensor_model_parallel_size": 2, "debug_rollout_only": True}, "does not both"),
     ({"run_name": "mine", "output_dir": "there"}, "--run-name mine: names the default output directory"),
 ]  # fmt: skip
 
@@ -302,6 +304,7 @@ def test_settings_of_an_evaluation_without_prompts_are_refused(model_dir, prompt
         {"rollout_sample_hook_path": ("a.b",), "rollout_sample_hook_on_error": "drop", "max_sampling_rounds": 3},
         {"use_wandb": True, "wandb_project": "mine", "wandb_name": "first"},
         {"run_name": "mine"},
+        {"reload_process_groups": True, "tensor_model_parallel_size": 2},
         {"lr_warmup_iters": 5, "num_rollout": 2},
     ],
 )

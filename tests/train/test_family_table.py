@@ -52,7 +52,7 @@ def one_rank_of_two(rank: int, layout: str, root: Path) -> None:
         found = {model: on_this_rank(directory_of(model, root), config, rank, layout) for model in models_of(layout)}
         (root / f"{layout} {rank}").write_bytes(pickle.dumps(found))
     finally:
-        leave_ranks()
+        leave_ranks(accelerator)
 
 
 def on_this_rank(directory: Path, config: RunConfig, rank: int, layout: str) -> float | None:

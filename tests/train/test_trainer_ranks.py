@@ -1,12 +1,14 @@
 """The same recorded batches on one rank and on several real ones, each a process of its own, give the same numbers."""
 
 import pickle
+from collections import deque
 from pathlib import Path
 
 import pytest
 import torch
 import torch.multiprocessing as mp
 
+from accel.comm import reloadable_groups
 from tests.train.trainer_cases import make_batch, make_trainer, run_config, write_model
 from train.batch import TrainBatch
 
@@ -37,7 +39,17 @@ CASES = {
     "mixture, tensor and expert": ({"algorithm": FULL}, {"parallel": TENSOR | EXPERT | {"sequence_parallel": True}}),
     "mixture, pipeline": ({"algorithm": FULL}, {"parallel": PIPELINE}),
 }
-FOUR_RANKS = {"tensor x data": ({"algorithm": FULL}, {"parallel": TENSOR, "job": {"actor_num_gpus_per_node": 4}})}
+CASES |= {
+    f"{name}, groups reloaded": (CASES[name][0], {"parallel": cut | {"reload_process_groups": True}})
+    for name, cut in (("tensor", TENSOR), ("pipeline", PIPELINE))
+}
+FOUR_RANKS = {
+    "tensor x data": ({"algorithm": FULL}, {"parallel": TENSOR, "job": {"actor_num_gpus_per_node": 4}}),
+    "pipeline x tensor, groups reloaded": (
+        {"algorithm": FULL, "batch": {"micro_batch_size": 4}},
+        {"parallel": TENSOR | PIPELINE | {"reload_process_groups": True}},
+    ),
+}
 
 Result = tuple[list[dict[str, float]], dict[str, torch.Tensor]]
 
@@ -53,7 +65,12 @@ def run_case(name: str, sections: dict, root: Path, batches: list[TrainBatch], r
     config = run_config(directory_of(name, root), **sections)
     trainer = make_trainer(config, rank=rank, world_size=world_size, store=store)
     try:
-        metrics = [trainer.train(batch, rollout_id) for rollout_id, batch in enumerate(batches)]
+        metrics = []
+        for rollout_id, batch in enumerate(batches):
+            metrics.append(trainer.train(batch, rollout_id))
+            if config.parallel.reload_process_groups:
+                deque(trainer.export_weights(), maxlen=0)  # as in a run, where the groups are given back after it
+                assert all(group.released for group in reloadable_groups())
         return metrics, {weight: tensor.clone() for weight, tensor in trainer.export_weights()}
     finally:
         trainer.close()
@@ -104,8 +121,14 @@ def test_two_ranks_train_as_one_alone(name: str, two_ranks):
     assert_ranks_equal_one(name, CASES[name][0], root, batches[name], 2)
 
 
+@pytest.fixture(scope="module")
+def four_ranks(tmp_path_factory) -> tuple[Path, dict[str, list[TrainBatch]]]:
+    root = tmp_path_factory.mktemp("four ranks")
+    return root, start_ranks(4, FOUR_RANKS, root)
+
+
 @pytest.mark.nightly
 @pytest.mark.parametrize("name", FOUR_RANKS)
-def test_four_ranks_train_as_one_alone(name: str, tmp_path):
-    batches = start_ranks(4, FOUR_RANKS, tmp_path)
-    assert_ranks_equal_one(name, FOUR_RANKS[name][0], tmp_path, batches[name], 4)
+def test_four_ranks_train_as_one_alone(name: str, four_ranks):
+    root, batches = four_ranks
+    assert_ranks_equal_one(name, FOUR_RANKS[name][0], root, batches[name], 4)

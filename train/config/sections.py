@@ -76,6 +76,11 @@ class ParallelConfig(Section):
     context_parallel_size: int = Field(1, ge=1, description="devices that share each sequence")
     expert_model_parallel_size: int = Field(1, ge=1, description="devices that share the experts")
     sequence_parallel: bool = Field(False, description="shard activations between tensor-parallel matrices")
+    reload_process_groups: bool = Field(
+        False,
+        description="give back what the collectives between trainer devices hold while the rollout generates, and "
+        "rebuild it before training",
+    )
 
 
 class AlgorithmConfig(Section):

@@ -8,7 +8,8 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-from accel.comm.process_groups import destroy_process_group, init_process_group
+from accel.comm.process_groups import init_process_group
+from accel.comm.teardown import end_communication
 from accel.contract import Accelerator
 from samples.errors import InputError
 from train.config.run import RunConfig
@@ -61,7 +62,14 @@ def join_ranks(
     if world_size > 1 and store_path is None:
         raise ValueError(f"a trainer of {world_size} ranks needs a store_path that all of them see")
     store = dist.HashStore() if store_path is None else dist.FileStore(store_path, world_size)
-    init_process_group(accelerator, rank=rank, world_size=world_size, store=store, timeout=COLLECTIVE_TIMEOUT)
+    init_process_group(
+        accelerator,
+        rank=rank,
+        world_size=world_size,
+        store=store,
+        timeout=COLLECTIVE_TIMEOUT,
+        reloadable=parallel.reload_process_groups,
+    )
     parallel_state.initialize_model_parallel(
         tensor_model_parallel_size=parallel.tensor_model_parallel_size,
         pipeline_model_parallel_size=parallel.pipeline_model_parallel_size,
@@ -82,12 +90,14 @@ def join_ranks(
     )
 
 
-def leave_ranks() -> None:
-    """End Megatron's groups and the process group; another trainer can begin in this process. Harmless twice."""
+def leave_ranks(accelerator: Accelerator, *, failed: bool = False) -> None:
+    """End Megatron's groups and the process group; another trainer can begin in this process. Harmless twice.
+
+    ``failed``: after an error, without waiting for other ranks.
+    """
     from megatron.core import parallel_state
 
-    parallel_state.destroy_model_parallel()
-    destroy_process_group()
+    end_communication(accelerator, training_groups=parallel_state.destroy_model_parallel, failed=failed)
 
 
 def vocab_shard(local_vocabulary: int) -> VocabShard:

@@ -20,6 +20,7 @@ from train.config.run import RunConfig
 from train.learning_rate import learning_rate
 from train.losses import token_weights
 from train.megatron.forward import run_micro_batches
+from train.megatron.groups import TrainerGroups
 from train.megatron.micro_batch import BatchOnDevice, MicroBatch
 from train.megatron.model import build_model, load_hf_config
 from train.megatron.models import family_of
@@ -61,6 +62,7 @@ class MegatronTrainer:
         self._device = accelerator.device()
         self._hf_config = load_hf_config(hf_directory, config.model.trust_remote_code)
         self._family = family_of(self._hf_config)
+        self._groups = TrainerGroups(accelerator, reload=config.parallel.reload_process_groups)
         self._placement = join_ranks(config, accelerator, rank=rank, world_size=world_size, store_path=store_path)
         try:
             self._model = self._load(*((resume.directory, "--load") if resume else (hf_directory, "--hf-checkpoint")))
@@ -75,7 +77,7 @@ class MegatronTrainer:
                     Path(reference) if reference else hf_directory, "--ref-load" if reference else "--hf-checkpoint"
                 ).requires_grad_(False)
         except BaseException:
-            leave_ranks()
+            leave_ranks(accelerator, failed=True)
             raise
 
     def train(self, batch: TrainBatch, rollout_id: int) -> dict[str, float]:
@@ -84,6 +86,10 @@ class MegatronTrainer:
         Every rank gets the whole batch and takes its own share. A loss is normalised over its whole optimizer step, so
         neither the number of ranks nor the size of micro-batches changes it.
         """
+        with self._groups.turn():
+            return self._train(batch, rollout_id)
+
+    def _train(self, batch: TrainBatch, rollout_id: int) -> dict[str, float]:
         data = BatchOnDevice(batch, self._device, self._width_multiple())
         self._check_token_ids(data.highest_token_id())
         plan = optimizer_steps(data.active, self._config.batch, seed=self._config.job.seed, rollout_id=rollout_id)
@@ -103,22 +109,26 @@ class MegatronTrainer:
 
     def export_weights(self) -> Iterator[tuple[str, Tensor]]:
         """Whole tensors under Hugging Face names, on every rank; valid until the next optimizer step."""
-        return iter_hf_weights(self._model, self._family, self._hf_config)
+        with self._groups.turn(last=True):
+            yield from iter_hf_weights(self._model, self._family, self._hf_config)
 
     def save_hf(self, directory: Path) -> None:
         """Write a directory that transformers loads, with the tokenizer of the model that training began from."""
-        save_hf(self._model, self._family, self._hf_config, directory, self._hf_directory)
+        with self._groups.turn():
+            save_hf(self._model, self._family, self._hf_config, directory, self._hf_directory)
 
     def save_state(self, directory: Path) -> TrainerState:
         """Write weights and optimizer state into ``directory``, which exists, for ``resume`` of a later trainer.
 
         Rank 0 writes, and gets to know the files. Raises CheckpointWriteError there when it could not.
         """
-        return save_trainer_state(*self._described(), self._optimizer.parameter_state(), directory, self._hf_directory)
+        with self._groups.turn():
+            state = self._optimizer.parameter_state()
+            return save_trainer_state(*self._described(), state, directory, self._hf_directory)
 
     def close(self) -> None:
-        """End the process group, so that another trainer can begin in this process."""
-        leave_ranks()
+        """End the process groups, so that another trainer can begin in this process."""
+        self._groups.close()
 
     def _described(self) -> tuple[GPTModel, ModelFamily, Any]:
         """The model, and what says how its parameters are called outside."""

@@ -64,10 +64,20 @@ def _idle(config: RunConfig) -> Iterator[_Idle]:
             "lr_decay_iters": decay is None or optimizer.lr_warmup_iters < decay,
         }
         yield _Idle(tuple(name for name, sound in fits.items() if sound), ("lr_decay_style",), why)
+    yield from _idle_in_groups(config)
     if not config.debug.replays:  # a replay keeps the settings of the run that was recorded
         yield from _idle_in_rollout(config)
         yield from _idle_in_reward(config)
         yield from _idle_in_evaluation(config)
+
+
+def _idle_in_groups(config: RunConfig) -> Iterator[_Idle]:
+    name, served = ("reload_process_groups",), ("actor_num_nodes", "actor_num_gpus_per_node")
+    if config.actor_world_size == 1:
+        yield _Idle(name, served, "one trainer device has no collectives with others; leave it out")
+    elif config.debug.replays or config.debug.debug_rollout_only:
+        served = ("load_debug_rollout_data", "debug_rollout_only")
+        yield _Idle(name, served, "this run does not both generate and train, so there is no turn to give back for")
 
 
 def _idle_in_rollout(config: RunConfig) -> Iterator[_Idle]:

@@ -1,0 +1,422 @@
+"""What rank processes run for the tests of reloadable groups, on any accelerator. Each asserts its own part."""
+
+from __future__ import annotations
+
+import gc
+import os
+import resource
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.distributed._functional_collectives as functional
+
+from accel import AcceleratorError
+from accel.comm import (
+    barrier,
+    destroy_process_group,
+    init_process_group,
+    new_host_group,
+    register_reloadable_backend,
+    release_process_groups,
+    reload_process_groups,
+    reloadable_groups,
+)
+from accel.contract import Accelerator
+
+TIMEOUT = timedelta(seconds=60)
+
+
+def begin(accelerator: Accelerator, rank: int, world: int, store: dist.Store, **named: Any) -> None:
+    settings = {"timeout": TIMEOUT, "reloadable": True} | named
+    init_process_group(accelerator, rank=rank, world_size=world, store=store, **settings)
+
+
+def cycle(accelerator: Accelerator) -> None:
+    assert release_process_groups(accelerator) == reload_process_groups(accelerator)
+
+
+# Every kind of call, on a group of which this rank is member number `me` of `size`.
+
+
+def collectives(device: torch.device, group: dist.ProcessGroup) -> None:
+    me, size = group.rank(), group.size()
+    peers = range(size)
+
+    def mine(*shape: int) -> torch.Tensor:
+        return torch.full(shape, float(me), device=device)
+
+    def empty(*shape: int) -> torch.Tensor:
+        return torch.full(shape, -1.0, device=device)
+
+    value = mine(3)
+    dist.all_reduce(value, group=group)
+    assert value.tolist() == [sum(peers)] * 3
+    value = mine(2)
+    dist.broadcast(value, group_src=size - 1, group=group)
+    assert value.tolist() == [size - 1] * 2
+    value = mine(1)
+    dist.reduce(value, group_dst=0, op=dist.ReduceOp.MAX, group=group)
+    assert me != 0 or value.item() == size - 1
+    parts = [empty(2) for _ in peers]
+    dist.all_gather(parts, mine(2), group=group)
+    assert [part.tolist() for part in parts] == [[float(peer)] * 2 for peer in peers]
+    whole = empty(size)
+    dist.all_gather_single(whole, mine(1), group=group)
+    assert whole.tolist() == list(peers)
+    gathered = [empty(1) for _ in peers] if me == 0 else None
+    dist.gather(mine(1), gathered, group_dst=0, group=group)
+    assert gathered is None or [part.item() for part in gathered] == list(peers)
+    part = empty(1)
+    rows = [torch.full((1,), 10.0 * peer, device=device) for peer in peers] if me == 0 else None
+    dist.scatter(part, rows, group_src=0, group=group)
+    assert part.item() == 10.0 * me
+    part = empty(1)
+    dist.reduce_scatter(part, [torch.full((1,), float(peer), device=device) for peer in peers], group=group)
+    assert part.item() == me * size
+    part = empty(1)
+    dist.reduce_scatter_single(part, torch.arange(float(size), device=device), group=group)
+    assert part.item() == me * size
+    received = [empty(1) for _ in peers]
+    dist.all_to_all(received, [torch.full((1,), 10.0 * me + peer, device=device) for peer in peers], group=group)
+    assert [part.item() for part in received] == [10.0 * peer + me for peer in peers]
+    whole = empty(size)
+    dist.all_to_all_single(whole, 10.0 * me + torch.arange(float(size), device=device), group=group)
+    assert whole.tolist() == [10.0 * peer + me for peer in peers]
+    dist.barrier(group=group)
+
+
+def messages(device: torch.device, group: dist.ProcessGroup) -> None:
+    """In a ring, both directions: blocking, with handles, and as one batch in which every rank sends first."""
+    me, size = group.rank(), group.size()
+    following, preceding = (me + 1) % size, (me - 1) % size
+    value, other = torch.full((4,), float(me), device=device), torch.empty(4, device=device)
+    if me == 0:
+        dist.send(value, group_dst=following, group=group)
+        dist.recv(other, group_src=preceding, group=group)
+    else:
+        dist.recv(other, group_src=preceding, group=group)
+        dist.send(value, group_dst=following, group=group)
+    assert other.tolist() == [preceding] * 4
+    works = [
+        dist.isend(value, group_dst=following, group=group),
+        dist.irecv(other, group_src=preceding, group=group),
+    ]
+    for work in works:
+        work.wait()
+    assert other.tolist() == [preceding] * 4
+    up, down = torch.empty(4, device=device), torch.empty(4, device=device)
+    batch = [
+        dist.P2POp(dist.isend, value, group=group, group_peer=following, tag=1),
+        dist.P2POp(dist.isend, value + 0.5, group=group, group_peer=preceding, tag=2),
+        dist.P2POp(dist.irecv, up, group=group, group_peer=preceding, tag=1),
+        dist.P2POp(dist.irecv, down, group=group, group_peer=following, tag=2),
+    ]
+    for work in dist.batch_isend_irecv(batch):
+        work.wait()
+    assert (up[0].item(), down[0].item()) == (preceding, following + 0.5)
+
+
+def objects(group: dist.ProcessGroup) -> None:
+    me, size = group.rank(), group.size()
+    answers: list[Any] = [None] * size
+    dist.all_gather_object(answers, {"rank": me}, group=group)
+    assert answers == [{"rank": peer} for peer in range(size)]
+    told = ["told" if me == 0 else None]
+    dist.broadcast_object_list(told, group_src=0, group=group)
+    assert told == ["told"]
+
+
+def functional_calls(device: torch.device, group: dist.ProcessGroup) -> None:
+    """These come from C++, by the group's name."""
+    me, size = group.rank(), group.size()
+    value = torch.full((size,), float(me), device=device)
+    assert functional.all_reduce(value, "sum", group).tolist() == [sum(range(size))] * size
+    assert functional.all_gather_single(value[:1], 0, group).tolist() == list(range(size))
+    assert functional.reduce_scatter_single(value, "sum", 0, group).tolist() == [sum(range(size))]
+    assert functional.all_to_all_single(value, None, None, group).tolist() == list(range(size))
+    assert functional.broadcast(value, size - 1, group)[0].item() == size - 1
+    both = functional.all_reduce_coalesced([value, value + 1], "sum", group)
+    assert [part[0].item() for part in both] == [sum(range(size)), sum(range(size)) + size]
+
+
+def handles(device: torch.device, group: dist.ProcessGroup) -> None:
+    size = group.size()
+    value = torch.ones(2, device=device)
+    work = dist.all_reduce(value, group=group, async_op=True)
+    doubled = work.get_future().then(lambda future: future.value()[0] * 2)
+    assert work.wait(TIMEOUT)
+    assert work.is_completed()
+    assert value.tolist() == [size] * 2
+    assert doubled.wait().tolist() == [2 * size] * 2
+
+
+def coalesced(device: torch.device, group: dist.ProcessGroup) -> None:
+    size = group.size()
+    values = [torch.full((2,), float(number), device=device) for number in range(3)]
+    with dist._coalescing_manager(group=group):
+        for value in values:
+            dist.all_reduce(value, group=group)
+    assert [value.tolist() for value in values] == [[float(number * size)] * 2 for number in range(3)]
+    wholes = [torch.empty(size, device=device) for _ in range(2)]
+    with dist._coalescing_manager(group=group, async_ops=True) as manager:
+        for whole in wholes:
+            dist.all_gather_single(whole, torch.full((1,), float(group.rank()), device=device), group=group)
+    manager.wait()
+    assert all(whole.tolist() == list(range(size)) for whole in wholes)
+
+
+def every_call(accelerator: Accelerator, group: dist.ProcessGroup) -> None:
+    device = accelerator.device()
+    for calls in (collectives, messages, functional_calls, handles, coalesced):
+        calls(device, group)
+    objects(group)
+    barrier(accelerator, group)
+
+
+# Programs.
+
+
+def every_call_before_and_after(
+    accelerator: Accelerator, rank: int, world: int, store: dist.Store, backend: str | None = None
+) -> list[str]:
+    begin(accelerator, rank, world, store, backend=backend)
+    everyone, some, alone = dist.group.WORLD, dist.new_group(list(range(world))[:2]), None
+    for peer in range(world):
+        group = dist.new_group([peer])
+        alone = group if peer == rank else alone
+    mine = [everyone, alone] + ([some] if rank < 2 else [])
+    for round_ in range(3):
+        for group in mine:
+            if group.size() > 1:
+                every_call(accelerator, group)
+            else:
+                collectives(accelerator.device(), group)
+        if round_ < 2:
+            cycle(accelerator)
+    assert dist.group.WORLD is everyone
+    names = [type(group).__name__ for group in mine]
+    destroy_process_group()
+    return [*names, str(dist.is_initialized())]
+
+
+def coalesced_on_the_device(accelerator: Accelerator, rank: int, world: int, store: dist.Store) -> None:
+    """A section that the backend itself coalesces: collectives, and messages of which every rank sends first."""
+    begin(accelerator, rank, world, store)
+    group, device = dist.group.WORLD, accelerator.device()
+    following, preceding = (rank + 1) % world, (rank - 1) % world
+    for _ in range(2):
+        values = [torch.full((2,), float(rank), device=device) for _ in range(2)]
+        with dist._coalescing_manager(group, device):
+            for value in values:
+                dist.all_reduce(value)
+        assert all(value.tolist() == [sum(range(world))] * 2 for value in values)
+        other = torch.empty(2, device=device)
+        with dist._coalescing_manager(group, device, async_ops=True) as manager:
+            dist.isend(torch.full((2,), float(rank), device=device), following)
+            dist.irecv(other, preceding)
+        manager.wait()
+        assert other.tolist() == [preceding] * 2
+        cycle(accelerator)
+    destroy_process_group()
+
+
+def released_groups_say_so(accelerator: Accelerator, rank: int, world: int, store: dist.Store) -> list[str]:
+    begin(accelerator, rank, world, store)
+    side = new_host_group()
+    assert release_process_groups(accelerator) == ["0"]
+    assert release_process_groups(accelerator) == []
+    says = []
+    for call in (
+        lambda: dist.all_reduce(torch.ones(1, device=accelerator.device())),
+        lambda: functional.all_reduce(torch.ones(1, device=accelerator.device()), "sum", dist.group.WORLD),
+        lambda: dist.group.WORLD._get_backend(accelerator.device()),
+    ):
+        try:
+            call()
+        except AcceleratorError as error:
+            says.append(str(error))
+    assert (dist.get_rank(), dist.get_world_size()) == (rank, world)
+    assert dist.get_process_group_ranks(dist.group.WORLD) == list(range(world))
+    objects(side)
+    assert reload_process_groups(accelerator) == ["0"]
+    assert reload_process_groups(accelerator) == []
+    every_call(accelerator, dist.group.WORLD)
+    release_process_groups(accelerator)
+    destroy_process_group()
+    return says
+
+
+def arguments_are_kept(accelerator: Accelerator, rank: int, world: int, store: dist.Store) -> list[Any]:
+    """slime 2095. The extended api and its options, a group's own time limit, and one that was set later."""
+    name, made = "noting", []
+
+    def create(described: Any, options: Any) -> Any:
+        who = (described.group_id, described.global_ranks_in_group, described.group_rank, described.group_size)
+        made.append((who, described.timeout.total_seconds(), options))
+        return dist.ProcessGroupGloo(described.store, described.group_rank, described.group_size, described.timeout)
+
+    dist.Backend.register_backend(name, create, extended_api=True, devices=["cpu"])
+    begin(accelerator, rank, world, store)
+    backend = register_reloadable_backend(accelerator, name)
+    options = {"streams": 4}
+    dist.new_group(list(range(world)), timeout=timedelta(seconds=47), backend=backend, pg_options=options)
+    dist.distributed_c10d._set_pg_timeout(timedelta(seconds=23), dist.group.WORLD)
+    cycle(accelerator)
+    limit = dist.group.WORLD._get_backend(torch.device("cpu")).options._timeout
+    assert limit == timedelta(seconds=23)
+    assert made[0] == made[1]
+    assert made[0][2] is options
+    assert made[0][1] == 47
+    destroy_process_group()
+    return list(made[0][0][1])
+
+
+def overlapping(accelerator: Accelerator, rank: int, world: int, store: dist.Store) -> int:
+    """Pairs that form circles, and some made by their members alone, whose names are hashes."""
+    begin(accelerator, rank, world, store)
+    pairs = [(first, second) for first in range(world) for second in range(first + 1, world)]
+    mine = []
+    for pair in pairs:
+        group = dist.new_group(list(pair))
+        mine += [group] if rank in pair else []
+    # torch hashes how many groups a rank has too, so members must have made equally many before.
+    for pair in [(0, 1), (2, 3), (1, 2), (0, 3)] if world == 4 else pairs:
+        if rank in pair:
+            mine.append(dist.new_group(list(pair), use_local_synchronization=True))
+    for _ in range(5):
+        cycle(accelerator)
+    for group in mine:
+        collectives(accelerator.device(), group)
+    count = len(reloadable_groups())
+    destroy_process_group()
+    return count
+
+
+def a_slow_rank(accelerator: Accelerator, rank: int, world: int, store: dist.Store, folder: str) -> list[str]:
+    """The last rank does not come to the release until the others have had time to run ahead."""
+    begin(accelerator, rank, world, store)
+    mark = Path(folder) / "late"
+    if rank == world - 1:
+        time.sleep(1.0)
+        mark.touch()
+    release_process_groups(accelerator)
+    assert mark.exists()
+    if rank == world - 1:
+        time.sleep(1.0)
+        mark.with_name("later").touch()
+    reload_process_groups(accelerator)
+    assert mark.with_name("later").exists()
+    every_call(accelerator, dist.group.WORLD)
+    destroy_process_group()
+    return []
+
+
+def a_missing_rank(accelerator: Accelerator, rank: int, world: int, store: dist.Store) -> str:
+    begin(accelerator, rank, world, store)
+    try:
+        if rank == world - 1:
+            time.sleep(5)
+            return "stays away"
+        release_process_groups(accelerator, timeout=timedelta(seconds=2))
+    except RuntimeError as error:
+        return str(error)
+    finally:
+        destroy_process_group()
+    return "released"
+
+
+def what_is_held() -> dict[str, int]:
+    gc.collect()
+    world = dist.distributed_c10d._world
+    with open("/proc/self/statm") as file:
+        resident = int(file.read().split()[1]) * resource.getpagesize()
+    return {
+        "groups": len(world.pg_map),
+        "names": len(world.pg_names),
+        "works": torch._C._distributed_c10d._get_work_registry_size(),
+        "threads": len(os.listdir("/proc/self/task")),
+        "descriptors": len(os.listdir("/proc/self/fd")),
+        "keys": dist.group.WORLD.get_group_store().num_keys(),
+        "resident": resident,
+    }
+
+
+def fifty_cycles(
+    accelerator: Accelerator, rank: int, world: int, store: dist.Store, backend: str | None = None, cycles: int = 50
+) -> tuple[dict[str, int], dict[str, int], dict[str, int], list[int]]:
+    """Megatron-LM 6897. What is held after the first cycles, while released, and at the end; bytes in each cycle."""
+    begin(accelerator, rank, world, store, backend=backend)
+    dist.new_group(list(range(world)))
+    allocated = []
+
+    def used() -> None:
+        for group in reloadable_groups():
+            dist.all_reduce(torch.ones(1024, device=accelerator.device()), group=group)
+
+    for _ in range(5):
+        cycle(accelerator)
+        used()
+    before = what_is_held()
+    for _ in range(cycles):
+        cycle(accelerator)
+        used()
+        allocated.append(accelerator.memory_info().allocated or 0)
+    after = what_is_held()
+    release_process_groups(accelerator)
+    released = what_is_held()
+    reload_process_groups(accelerator)
+    destroy_process_group()
+    return before, released, after, allocated
+
+
+def users_of_groups(accelerator: Accelerator, rank: int, world: int, store: dist.Store) -> None:
+    """What holds groups for long: DDP, a device mesh with a DTensor. Made before a reload, used after it."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Shard, distribute_tensor
+
+    begin(accelerator, rank, world, store)
+    device = accelerator.device()
+    mesh = init_device_mesh(device.type, (world,), mesh_dim_names=("dp",))
+    torch.manual_seed(0)
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 4).to(device))
+    inputs = torch.arange(4.0 * world, device=device).view(world, 4)
+
+    def gradient() -> torch.Tensor:
+        model.zero_grad()
+        model(inputs[rank : rank + 1]).pow(2).mean().backward()
+        return model.module.weight.grad.clone()
+
+    before = gradient()
+    sharded = distribute_tensor(inputs, mesh, [Shard(0)])
+    cycle(accelerator)
+    torch.testing.assert_close(gradient(), before)
+    torch.testing.assert_close(sharded.full_tensor(), inputs)
+    value = torch.ones(1, device=device)
+    dist.all_reduce(value, group=mesh.get_group("dp"))
+    assert value.item() == world
+    destroy_process_group()
+
+
+def refused(accelerator: Accelerator, rank: int, world: int, store: dist.Store) -> list[str]:
+    says = []
+
+    def note(call: Callable[[], Any]) -> None:
+        try:
+            call()
+        except AcceleratorError as error:
+            says.append(str(error))
+
+    note(lambda: release_process_groups(accelerator))
+    begin(accelerator, rank, world, store, reloadable=False)
+    note(lambda: release_process_groups(accelerator))
+    destroy_process_group()
+    begin(accelerator, rank, world, store)
+    note(lambda: dist.group.WORLD.split_group([0]))
+    note(lambda: dist.group.WORLD._set_group_name("other"))
+    destroy_process_group()
+    return says

@@ -1,0 +1,41 @@
+"""The trainer's process groups over a run: given back between its turns where that is asked for, and ended in order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from accel.comm.reload import release_process_groups, reload_process_groups
+from accel.contract import Accelerator
+from train.megatron.parallel import leave_ranks
+
+
+class TrainerGroups:
+    """What the trainer does together stands in ``turn``. Every rank takes the same turns in the same order."""
+
+    def __init__(self, accelerator: Accelerator, *, reload: bool) -> None:
+        self._accelerator = accelerator
+        self._reload = reload
+        self._released = False
+        self._failed = False
+
+    @contextmanager
+    def turn(self, *, last: bool = False) -> Iterator[None]:
+        """One piece of collective work. With ``--reload-process-groups`` the groups are there for it, and given back
+        after it where they were before, or where it is the ``last`` before the next rollout."""
+        found_released = self._released
+        try:
+            if found_released:
+                reload_process_groups(self._accelerator)
+                self._released = False
+            yield
+            if self._reload and (found_released or last):
+                release_process_groups(self._accelerator)
+                self._released = True
+        except BaseException:
+            self._failed = True
+            raise
+
+    def close(self) -> None:
+        """End all groups; at once, without waiting for peers, where a turn failed."""
+        leave_ranks(self._accelerator, failed=self._failed)
