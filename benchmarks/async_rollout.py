@@ -129,6 +129,10 @@ class SimulatedEngine:
     async def finish(self, group: Group, *, rollout_id: int, group_index: int | None = None) -> float:
         return 0.0
 
+    async def stop(self) -> None: ...
+
+    def go_on(self) -> None: ...
+
     def busy(self) -> float:
         """Share of the slots' time until now in which they generated."""
         self._count(0)

@@ -83,6 +83,9 @@ class Collector(Protocol):
 
 
 def restore_from_another_mode(state: CollectorState, source: GroupSource) -> None:
-    """Restore ``source``, and have the prompts of the finished groups drawn again: their responses are given up."""
+    """Restore ``source``, and have the prompts of the finished groups drawn again: their responses are given up.
+
+    Groups of a rollout function's own, numbered below zero, have no prompt in the source.
+    """
     source.load_state_dict(state.source)
-    source.return_groups([[entry.first] for entry in state.waiting], reset=True)
+    source.return_groups([[entry.first] for entry in state.waiting if entry.index >= 0], reset=True)

@@ -64,7 +64,7 @@ def create_collector(
         screen=Screen(dynamic_filter, args, config.dynamic_sampling_filter_path),
         metrics=RolloutMetrics(reward_config.reward_key),
         num_rollout=num_rollout,
-        abort=engine.abort if _aborts_for_weights(config, engine) else None,
+        aborts=_aborts_for_weights(config, engine),
         counters=lambda: source_counters(source, reward),
     )
 

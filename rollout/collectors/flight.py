@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
-from dataclasses import dataclass
+import copy
+from dataclasses import dataclass, replace
 
 from observability.rollout_metrics import leaves_of
 from samples.sample import Group, Sample, Status
@@ -26,11 +26,21 @@ class Flight:
     def begin(cls, group: Group, version: int, rollout_id: int) -> Flight:
         index = group[0].group_index
         assert index is not None
-        return cls(group, index, oldest_version(group, version), rollout_id, dataclasses.replace(group[0]))
+        return cls(group, index, oldest_version(group, version), rollout_id, as_drawn(group[0]))
+
+    @property
+    def can_go_on(self) -> bool:
+        """Whether no response fanned out into several samples, of which a source could not begin again."""
+        return all(isinstance(member, Sample) for member in self.group)
 
     @property
     def aborted(self) -> bool:
         return any(sample.status is Status.ABORTED for sample in leaves_of(self.group))
+
+
+def as_drawn(sample: Sample) -> Sample:
+    """A copy that neither generation nor hooks change."""
+    return replace(sample, metadata=copy.deepcopy(sample.metadata))
 
 
 def oldest_version(group: Group, unknown: int) -> int:

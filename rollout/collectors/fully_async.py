@@ -7,7 +7,7 @@ import logging
 import math
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -40,6 +40,12 @@ class Runner(Protocol):
 
     async def finish(self, group: Group, *, rollout_id: int, group_index: int | None = None) -> float: ...
 
+    async def stop(self) -> None:
+        """Have every answer under way, and until ``go_on`` every other, end ABORTED."""
+        ...
+
+    def go_on(self) -> None: ...
+
 
 @dataclass
 class _Tally:
@@ -65,8 +71,8 @@ class FullyAsyncCollector:
     wait for the next. No group is ever too old: the gate lets through only what can still be trained on within
     ``--max-weight-staleness`` versions, and a step is not taken before all that would be too old afterwards is in it.
 
-    Everything runs on one event loop. ``abort``, where given, aborts the engine's requests before it gets new weights;
-    else they go on under them. ``counters`` gives metrics of other parts, by their names under ``rollout/``.
+    Everything runs on one event loop. With ``aborts``, responses under way are aborted before the engine gets new
+    weights; else they go on under them. ``counters`` gives metrics of other parts, by their names under ``rollout/``.
     """
 
     def __init__(
@@ -78,7 +84,7 @@ class FullyAsyncCollector:
         screen: Screen,
         metrics: RolloutMetrics,
         num_rollout: int,
-        abort: Callable[[], Awaitable[None]] | None = None,
+        aborts: bool = False,
         counters: Callable[[], dict[str, int]] = dict,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
@@ -89,7 +95,7 @@ class FullyAsyncCollector:
         self._screen = screen
         self._rollout_metrics = metrics
         self._num_rollout = num_rollout
-        self._abort = abort
+        self._aborts = aborts
         self._counters = counters
         self._clock = clock
         self._params = sampling_params(config)
@@ -110,7 +116,8 @@ class FullyAsyncCollector:
         ``--on-sampling-exhausted raise`` and too few groups passed the filter.
         """
         started = self._clock()
-        self._step, self.places.training, self._held = rollout_id, False, False
+        self._step, self.places.training = rollout_id, False
+        self._let_go()
         while True:
             self._fill()
             if self._failure is not None:
@@ -125,13 +132,19 @@ class FullyAsyncCollector:
 
     async def settle(self) -> None:
         self._held = True
-        if self._abort is not None:
-            await self._abort()
+        if self._aborts:
+            await self._runner.stop()
 
     def weights_updated(self, version: int) -> None:
-        self.places.version, self.places.training, self._held = version, False, False
+        self.places.version, self.places.training = version, False
+        self._let_go()
         self.places.return_stale()
         self._fill()
+
+    def _let_go(self) -> None:
+        if self._held:
+            self._held = False
+            self._runner.go_on()
 
     async def state(self) -> CollectorState:
         flights = self.places.in_flight
@@ -216,7 +229,8 @@ class FullyAsyncCollector:
             if not self.places.try_again(flight, self._config.max_group_retries):
                 self._fail(error)
         elif seconds is None:
-            self.places.give_back(flight, "aborted", reset=not self._config.partial_rollout)
+            goes_on = self._config.partial_rollout and flight.can_go_on
+            self.places.give_back(flight, "aborted", reset=not goes_on)
         else:
             self._judge(flight, seconds)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import copy
 import logging
 import math
 import time
@@ -15,7 +14,7 @@ from filters import should_drop_dynamic_filter_output
 from observability import RolloutMetrics
 from observability.rollout_metrics import leaves_of
 from rollout.collectors.base import CollectorState, GroupSource, WaitingGroup, restore_from_another_mode
-from rollout.collectors.flight import oldest_version
+from rollout.collectors.flight import as_drawn, oldest_version
 from rollout.collectors.output import RolloutOutput
 from rollout.collectors.screening import Screen, mark_fallback
 from rollout.collectors.tally import Tally
@@ -300,7 +299,7 @@ class SyncCollector:
         self._source.return_groups([entry.group for entry in goes_on])
 
     def _entry(self, group: Group) -> WaitingGroup:
-        return WaitingGroup(group, oldest_version(group, self._engine.weight_version), _as_drawn(group[0]))
+        return WaitingGroup(group, oldest_version(group, self._engine.weight_version), as_drawn(group[0]))
 
     def _entry_of_function(self, group: Group, first: dict[int, Sample]) -> WaitingGroup:
         leaf = next(leaves_of(group))
@@ -338,11 +337,6 @@ class UserArgs:
         for section in sections:
             for name in type(section).model_fields:
                 setattr(self, name, getattr(section, name))
-
-
-def _as_drawn(sample: Sample) -> Sample:
-    """A copy that neither generation nor hooks change."""
-    return replace(sample, metadata=copy.deepcopy(sample.metadata))
 
 
 def _is_aborted(group: Group) -> bool:

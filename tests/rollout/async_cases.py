@@ -153,7 +153,9 @@ class RandomRunner:
             group.clear()
         return 0.0
 
-    async def abort_all(self) -> None:
+    def go_on(self) -> None: ...
+
+    async def stop(self) -> None:
         for abort in self._aborts.values():
             abort.set()
 
@@ -195,7 +197,7 @@ class Process:
             screen=Screen(self._filter, None, "random"),
             metrics=RolloutMetrics(),
             num_rollout=num_rollout,
-            abort=self.runner.abort_all if aborts else None,
+            aborts=aborts,
             clock=asyncio.get_running_loop().time,
         )
         self.step, self.version = 0, 0

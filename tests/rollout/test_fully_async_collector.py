@@ -32,6 +32,12 @@ class Scripted:
         self.aborting = asyncio.Event()
         self.on_finish: Callable[[int], Any] = lambda index: None
 
+    async def stop(self) -> None:
+        self.aborting.set()
+
+    def go_on(self) -> None:
+        self.aborting.clear()
+
     async def answer(self, group: Group, params: Any, *, rollout_id: int) -> None:
         self.started.append(index_of(group))
         version = self.version
@@ -62,7 +68,7 @@ def make(
     prompts: int = 1000,
     num_rollout: int = 100,
     keeps: Any = None,
-    abort: Any = None,
+    aborts: bool = False,
     **settings: Any,
 ) -> FullyAsyncCollector:
     values = {"rollout_mode": "fully-async", "rollout_batch_size": 4, "n_samples_per_prompt": 2}
@@ -73,7 +79,7 @@ def make(
         screen=Screen(keeps, None, "my.filter"),
         metrics=RolloutMetrics(),
         num_rollout=num_rollout,
-        abort=abort,
+        aborts=aborts,
         clock=asyncio.get_running_loop().time,
     )
 
@@ -204,16 +210,10 @@ def test_a_group_that_succeeds_when_tried_again_is_trained_on_like_any_other() -
 def test_groups_aborted_for_new_weights_come_back_once_and_begin_again_or_go_on(partial: bool) -> None:
     async def run() -> None:
         runner = Scripted(lambda index: 1.0 if index < 4 else 5.0)
-
-        async def abort() -> None:
-            runner.aborting.set()
-
-        collector = make(runner, abort=abort, partial_rollout=partial)
+        collector = make(runner, aborts=True, partial_rollout=partial)
         await collector.collect(0)
         await asyncio.sleep(0.5)
         await collector.settle()
-        await asyncio.sleep(0.0)
-        runner.aborting.clear()
         await asyncio.sleep(0.01)
         assert not collector.places.in_flight  # nothing is dispatched before the new weights are there
         assert collector.places.totals.aborted == 4
