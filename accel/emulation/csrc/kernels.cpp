@@ -192,12 +192,15 @@ at::Tensor& copy(at::Tensor& destination, const at::Tensor& source, bool non_blo
   const bool from_device = source.is_privateuseone();
   const auto device = (to_device ? destination : source).device().index();
   const bool crosses = to_device != from_device;
+  const bool between_devices = !crosses && source.device() != destination.device();
   if (C10_UNLIKELY(settings().asynchronous)) {
-    if (crosses && non_blocking && source.numel() > 0) {
+    if ((crosses || between_devices) && non_blocking && source.numel() > 0) {
       at::AutoDispatchBelowADInplaceOrView below_autograd;
       // A pinned source is read by the device when it comes to it; a pageable one is staged before the call returns.
-      const bool source_stays = to_device && is_pinned(source.const_data_ptr());
-      defer_copy(host_view(destination), host_view(source), device, to_device, source_stays);
+      const bool source_stays = between_devices || (to_device && is_pinned(source.const_data_ptr()));
+      const std::array<DeviceIndex, 2> devices{device, source.device().index()};
+      const auto ordered_on = c10::ArrayRef<DeviceIndex>(devices).slice(0, between_devices ? 2 : 1);
+      defer_copy(host_view(destination), host_view(source), ordered_on, to_device, source_stays);
       return destination;
     }
     if (crosses) {

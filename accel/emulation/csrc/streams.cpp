@@ -222,13 +222,18 @@ c10::Stream current_stream(DeviceIndex device) {
 }
 
 void defer_copy(
-    const at::Tensor& destination, const at::Tensor& source, DeviceIndex device, bool to_device, bool source_stays) {
+    const at::Tensor& destination, const at::Tensor& source, c10::ArrayRef<DeviceIndex> devices, bool to_device,
+    bool source_stays) {
   std::lock_guard<std::mutex> lock(mutex());
-  auto& copies = copies_of(current_stream(device));
-  complete_to_device(copies);
+  for (const auto device : devices) {
+    complete_to_device(copies_of(current_stream(device)));
+  }
   auto values = source_stays ? source : source.clone();
   poison(destination, source);
-  copies.push_back(std::make_shared<PendingCopy>(PendingCopy{destination, std::move(values), to_device}));
+  const auto copy = std::make_shared<PendingCopy>(PendingCopy{destination, std::move(values), to_device});
+  for (const auto device : devices) {
+    copies_of(current_stream(device)).push_back(copy);
+  }
 }
 
 void complete_copies_to_device(DeviceIndex device) {

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from multiprocessing.reduction import ForkingPickler
+
+import pytest
 import torch
+import torch.multiprocessing  # teaches the pickler about tensors
 
 from accel import select_accelerator
 
 accelerator = select_accelerator("musa", emulate=True)
-M0 = torch.device("musa:0")
+M0, M1 = torch.device("musa:0"), torch.device("musa:1")
 
 
 def to_host(values: torch.Tensor) -> torch.Tensor:
@@ -114,3 +118,34 @@ def test_lists_of_copies_are_late_too():
 def test_there_is_no_peer_access():
     assert not torch.musa.can_device_access_peer(0, 1)
     assert torch.ones(2, device=M0).to("musa:1").tolist() == [1, 1]  # staged through the host
+
+
+def test_a_copy_to_another_device_is_poison_on_a_stream_that_waited_for_neither_device():
+    source, side = torch.arange(4.0, device=M0), torch.musa.Stream(M1)
+    there = source.to(M1, non_blocking=True)
+    with torch.musa.stream(side):
+        assert (there + 0).isnan().all()
+        side.wait_stream(torch.musa.current_stream(M0))
+        assert (there + 0).tolist() == [0, 1, 2, 3]
+
+
+def test_kernels_on_both_devices_own_streams_come_behind_a_copy_between_them():
+    source = torch.ones(4, device=M0)
+    there = source.to(M1, non_blocking=True)
+    source.zero_()
+    assert there.tolist() == [1] * 4
+    back = torch.zeros(4, device=M0).copy_(there + 1, non_blocking=True)
+    assert (back + 1).tolist() == [3] * 4
+
+
+def test_a_copy_within_a_device_is_a_kernel():
+    source = torch.ones(4, device=M0)
+    assert torch.zeros(4, device=M0).copy_(source, non_blocking=True).tolist() == [1] * 4
+
+
+def test_memory_is_not_shared_with_other_processes():
+    assert not accelerator.capabilities.ipc
+    with pytest.raises(RuntimeError, match="only available on CPU"):
+        ForkingPickler.dumps(torch.ones(2, device=M0))
+    with pytest.raises(RuntimeError, match="no IPC"):
+        torch.musa.Event(interprocess=True)
