@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import subprocess
@@ -16,6 +17,13 @@ ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.emulated
 
 ON_MUSA = ("--accelerator", "musa", "--emulate")
+FIRST_STEPS = ("--num-rollout", "2", "--seed", "1")
+# What cuts the trainer into ranks, and the devices that it needs with one for rollout.
+LAYOUTS = {
+    "one-rank": ((), "2"),
+    "tensor": (("--actor-num-gpus-per-node", "2", "--tensor-model-parallel-size", "2"), "3"),
+    "data": (("--actor-num-gpus-per-node", "2"), "3"),
+}
 
 # The first rollout of the inline loop, then a look at every matrix of floats that the process holds.
 MATRICES = """
@@ -39,7 +47,8 @@ runtime.close()
 
 def run_python(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     inherited = {name: value for name, value in os.environ.items() if not name.startswith(("MUSA_", "ACCELRL_"))}
-    environ = inherited | {"PYTHONPATH": str(ROOT)} | environment
+    paths = [str(ROOT), os.environ.get("PYTHONPATH", "")]
+    environ = inherited | {"PYTHONPATH": os.pathsep.join(filter(None, paths))} | environment
     command = [sys.executable, *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=900, check=False, env=environ, cwd=ROOT)
 
@@ -72,23 +81,28 @@ def test_recorded_rollouts_train_as_on_the_host(tmp_path):
             assert musa[key] == pytest.approx(host[key], rel=1e-5), key
 
 
-@pytest.mark.parametrize(
-    ("layout", "devices"),
-    [
-        ((), "2"),
-        (("--actor-num-gpus-per-node", "2", "--tensor-model-parallel-size", "2"), "3"),
-        (("--actor-num-gpus-per-node", "2"), "3"),
-    ],
-    ids=["one-rank", "tensor", "data"],
-)
-def test_under_ray_the_first_steps_are_those_of_the_host(tmp_path, layout, devices):
-    flags = ("--num-rollout", "2", "--seed", "1", *layout)
-    on_musa = train(tmp_path / "musa", *ON_MUSA, *flags, ACCELRL_EMULATED_DEVICES=devices)
-    on_host = train(tmp_path / "cpu", "--accelerator", "cpu", *flags, ACCELRL_CPU_DEVICES=devices)
+@pytest.fixture(scope="module")
+def on_host(tmp_path_factory):
+    """The first steps on the host, on one rank: what every layout has to give, on any device."""
+    return train(tmp_path_factory.mktemp("host") / "run", "--accelerator", "cpu", "--launcher", "inline", *FIRST_STEPS)
+
+
+@pytest.mark.parametrize(("layout", "devices"), LAYOUTS.values(), ids=LAYOUTS)
+def test_under_ray_the_first_steps_are_those_of_the_host(tmp_path, on_host, layout, devices):
+    on_musa = train(tmp_path / "musa", *ON_MUSA, *FIRST_STEPS, *layout, ACCELRL_EMULATED_DEVICES=devices)
     assert on_musa[0]["rollout/raw_reward"] == on_host[0]["rollout/raw_reward"]
     for key in ("train/loss", "train/grad_norm", "train/entropy"):
         assert on_musa[0][key] == pytest.approx(on_host[0][key], rel=1e-4), key
     assert on_musa[1]["train/train_rollout_logprob_abs_diff"] < 1e-4  # the new weights arrived
+
+
+@pytest.mark.skipif(importlib.util.find_spec("torchada") is None, reason="torchada is not installed")
+def test_the_vendors_wrapper_trains_as_the_import_hook_does(tmp_path):
+    flags = (*ON_MUSA, "--launcher", "inline", "--num-rollout", "2")
+    rows = {route: train(tmp_path / route, *flags, ACCELRL_MUSA_ROUTE=route) for route in ("hook", "torchada")}
+    for hook, torchada in zip(rows["hook"], rows["torchada"], strict=True):
+        for key in ("rollout/raw_reward", "train/loss", "train/grad_norm"):
+            assert torchada[key] == hook[key], key
 
 
 def test_a_run_says_that_it_is_emulated(tmp_path):
@@ -112,15 +126,7 @@ def test_a_run_says_that_it_is_emulated(tmp_path):
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize(
-    ("layout", "devices"),
-    [
-        ((), "2"),
-        (("--actor-num-gpus-per-node", "2", "--tensor-model-parallel-size", "2"), "3"),
-        (("--actor-num-gpus-per-node", "2"), "3"),
-    ],
-    ids=["one-rank", "tensor", "data"],
-)
+@pytest.mark.parametrize(("layout", "devices"), LAYOUTS.values(), ids=LAYOUTS)
 def test_whole_runs_learn_as_on_the_host(tmp_path, layout, devices):
     def last_reward(rows: list[dict[str, Any]]) -> float:
         return sum(row["rollout/raw_reward"] for row in rows[-10:]) / 10

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from accel import select_accelerator
+from accel.conformance import programs
 from accel.conformance.ranks import RankPool
 from tests.accel.emulated import rank_programs
 
@@ -25,6 +26,10 @@ def ranks() -> Iterator[RankPool]:
 )
 def test_program(ranks, program):
     ranks.run(getattr(rank_programs, program))
+
+
+def test_weight_update_groups_carry_tensors_of_both(ranks):
+    assert ranks.run(programs.updates, group=False) == ["cpu:gloo,musa:mccl"] * 2
 
 
 def test_a_device_only_group_refuses_host_tensors(ranks):
