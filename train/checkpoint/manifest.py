@@ -36,11 +36,14 @@ Files = Annotated[dict[str, FileFacts], AfterValidator(_within)]  # of a checkpo
 
 
 class TrainerState(BaseModel):
-    """What the trainer wrote: its files by name, and the optimizer steps that the moments have seen."""
+    """What the trainer wrote: its files by name, and the optimizer steps that the moments have seen.
+
+    Without files on every rank but the first, which writes them.
+    """
 
     model_config = ConfigDict(frozen=True)
 
-    files: Files = Field(min_length=1)
+    files: Files
     optimizer_steps: int = Field(ge=0, le=2**31)
 
 
@@ -133,6 +136,8 @@ def read_manifest(directory: Path, source: str) -> Manifest:
         raise InputError(
             f"{source} {directory}: {MANIFEST} is not a checkpoint's: {where}: {error.errors()[0]['msg']}"
         ) from error
+    if not manifest.state.trainer.files:
+        raise InputError(f"{source} {directory}: {MANIFEST} is not a checkpoint's: state.trainer.files: names no file")
     wrong = _what_is_wrong(manifest.config)
     if wrong is not None:
         raise InputError(f"{source} {directory}: {MANIFEST} is not a checkpoint's: config: {wrong}")
