@@ -11,6 +11,8 @@ COMMANDS = {  # "module:function", function(argv) -> exit status; imported only 
     "train": ("train.main:main", "train a model; with no flags, a small built-in example"),
     "accel": ("accel.__main__:main", "show and check the accelerators of this machine"),
     "rollout": ("rollout.main:main", "generate responses and score them, without training"),
+    "inspect": ("train.inspecting:main", "say what would be built from a model directory, and how it can be divided"),
+    "export": ("train.exporting:main", "write a checkpoint's model as a Hugging Face directory"),
     "report": ("observability.__main__:report", "write a run's report.html anew from what lies in its directory"),
 }
 

@@ -23,6 +23,12 @@ if TYPE_CHECKING:
 def main(argv: list[str] | None = None) -> int:
     """Run ``accelrl train`` with ``argv`` (default: the process's own); returns the exit status."""
     arguments = sys.argv[1:] if argv is None else argv
+    command = arguments[0] if arguments else ""
+    if command in ("inspect", "export"):
+        from train import exporting, inspecting
+
+        act = {"inspect": inspecting.main, "export": exporting.main}[command]
+        return run_guarded(lambda: act(arguments[1:]))
     return run_guarded(lambda: run(arguments))
 
 

@@ -145,9 +145,9 @@ class DenseBesideExperts(torch.nn.Module):
         dense, experts = submodules
         self.dense_norm = RMSNorm(config, config.hidden_size, config.layernorm_epsilon)
         self.dense = MLP(config, dense.submodules, ffn_hidden_size=config.ffn_hidden_size)
-        self.after_dense = RMSNorm(config, config.hidden_size, config.layernorm_epsilon)
+        self.dense_post_norm = RMSNorm(config, config.hidden_size, config.layernorm_epsilon)
         self.mixture = build_module(experts, config=config)
-        self.after_experts = RMSNorm(config, config.hidden_size, config.layernorm_epsilon)
+        self.experts_post_norm = RMSNorm(config, config.hidden_size, config.layernorm_epsilon)
 
     def set_layer_number(self, layer_number: int) -> None:
         """As Megatron tells its own."""
@@ -157,7 +157,7 @@ class DenseBesideExperts(torch.nn.Module):
         """[s, b, h] in and out, and no bias."""
         dense, _ = self.dense(self.dense_norm(residual))
         experts, _ = self.mixture(residual, padding_mask=padding_mask)
-        return self.after_dense(dense) + self.after_experts(experts), None
+        return self.dense_post_norm(dense) + self.experts_post_norm(experts), None
 
 
 class SoftCap(torch.autograd.Function):

@@ -20,6 +20,7 @@ from train.megatron.models.qwen2 import FAMILY as QWEN2
 from train.megatron.models.qwen2_moe import FAMILY as QWEN2_MOE
 from train.megatron.models.qwen3 import FAMILY as QWEN3
 from train.megatron.models.qwen3_moe import FAMILY as QWEN3_MOE
+from train.megatron.weights.fp8_blocks import block_size
 
 _ALL = (
     DEEPSEEK_V3,
@@ -59,16 +60,13 @@ def check_model_type(model_type: str | None, source: str, multimodal: bool = Fal
 def family_of(hf_config: Any, source: str = "--hf-checkpoint") -> ModelFamily:
     """The family of a Hugging Face config, after every field of the config has been checked.
 
-    Raises InputError for a model_type without a family, a multimodal model, a quantised one, and any field whose value
-    the family does not implement.
+    Raises InputError for a model_type without a family, a multimodal model, one quantised in a way that is not read,
+    and any field whose value the family does not implement.
     """
     check_model_type(hf_config.model_type, source, is_multimodal(hf_config.to_dict()))
     quantization = getattr(hf_config, "quantization_config", None)
     if quantization is not None:
-        raise InputError(
-            f"{source}: the checkpoint is quantised (quantization_config={quantization!r}); "
-            "training needs the float32, bfloat16 or float16 weights"
-        )
+        block_size(quantization if isinstance(quantization, dict) else quantization.to_dict(), source)
     architectures = hf_config.architectures or ()
     named = isinstance(architectures, list | tuple) and all(isinstance(name, str) for name in architectures)
     if not named or (architectures and not any(name.endswith("ForCausalLM") for name in architectures)):

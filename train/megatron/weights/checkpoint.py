@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import json
 from collections.abc import Iterable
 from contextlib import ExitStack
 from pathlib import Path
@@ -13,6 +14,7 @@ from safetensors import SafetensorError, safe_open
 
 from samples.errors import InputError
 from samples.model_files import read_weight_index
+from train.megatron.weights import fp8_blocks
 from train.megatron.weights.binding import Shard
 
 STEM = "model"  # of the files' names
@@ -30,6 +32,7 @@ class HfCheckpoint:
         self.bytes_read = 0
         self._files: dict[str, Any] = {}
         self._stack = ExitStack()
+        self._block: tuple[int, int] | None = None
         self.file_of = self._locate()
 
     def __enter__(self) -> HfCheckpoint:
@@ -45,7 +48,9 @@ class HfCheckpoint:
         """
         wanted = set(expected)
         missing = sorted(wanted - self.file_of.keys())
-        extra = sorted(n for n in self.file_of.keys() - wanted - set(optional) if not n.startswith(beyond))
+        scales = {name + fp8_blocks.SUFFIX for name in wanted}
+        others = self.file_of.keys() - wanted - set(optional) - scales
+        extra = sorted(name for name in others if not name.startswith(beyond))
         if missing:
             raise InputError(
                 f"{self.source} {self.directory}: {len(missing)} tensors that this model needs are not there: "
@@ -74,7 +79,9 @@ class HfCheckpoint:
                 f"{self.source}: {name} in {self.directory / file} has shape {list(stored)}, "
                 f"the config asks for {list(shape)}"
             )
-        if tensor.get_dtype() not in READABLE:
+        if tensor.get_dtype() in fp8_blocks.STORED_DTYPES:
+            self._check_scales(name, shape)
+        elif tensor.get_dtype() not in READABLE:
             raise InputError(
                 f"{self.source}: {name} in {self.directory / file} is stored as {tensor.get_dtype()}; "
                 f"supported are {', '.join(sorted(READABLE))}"
@@ -82,7 +89,10 @@ class HfCheckpoint:
         return tensor
 
     def read(self, shard: Shard) -> torch.Tensor:
-        """The part of a tensor that a shard names, in the file's dtype; where the layout allows, a view of the file."""
+        """The part of a tensor that a shard names, in the file's dtype; where the layout allows, a view of the file.
+
+        Of a tensor of FP8 blocks: float32.
+        """
         part = self.check(shard.name, shard.shape)
         if shard.index is not None:
             entry: torch.Tensor = part[shard.index]
@@ -91,12 +101,41 @@ class HfCheckpoint:
         along = slice(shard.start, shard.stop)
         tensor: torch.Tensor = part[along] if shard.axis == 0 else part[:, along] if shard.axis == 1 else part[:]
         self.bytes_read += tensor.numel() * tensor.element_size()
-        return tensor
+        if part.get_dtype() not in fp8_blocks.STORED_DTYPES:
+            return tensor
+        scales = self.read_whole(shard.name + fp8_blocks.SUFFIX)
+        self.bytes_read += scales.numel() * scales.element_size()
+        row, column = (shard.start if shard.axis == axis else 0 for axis in (0, 1))
+        return fp8_blocks.dequantise(tensor, scales, self._block_size(), row=row, column=column)
 
     def read_whole(self, name: str) -> torch.Tensor:
         """A whole tensor, whatever its shape."""
         tensor: torch.Tensor = self._open(self.file_of[name]).get_tensor(name)
         return tensor
+
+    def _check_scales(self, name: str, shape: tuple[int, ...]) -> None:
+        file, scales = self.file_of[name], name + fp8_blocks.SUFFIX
+        if scales not in self.file_of or len(shape) != 2:
+            raise InputError(
+                f"{self.source}: {name} in {self.directory / file} is stored as FP8 and there are no scales {scales} "
+                "for its blocks; is the checkpoint quantised in another way?"
+            )
+        stored = tuple(self._open(self.file_of[scales]).get_slice(scales).get_shape())
+        wanted = fp8_blocks.scale_shape(shape, self._block_size())
+        if stored != wanted:
+            raise InputError(
+                f"{self.source}: {scales} has shape {list(stored)}; blocks of {list(self._block_size())} of a weight "
+                f"{list(shape)} ask for {list(wanted)}"
+            )
+
+    def _block_size(self) -> tuple[int, int]:
+        if self._block is None:
+            path = self.directory / "config.json"
+            config = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+            quantization = config.get("quantization_config")
+            default = fp8_blocks.BLOCK
+            self._block = fp8_blocks.block_size(quantization, self.source) if quantization else default
+        return self._block
 
     def _locate(self) -> dict[str, str]:
         if (self.directory / self._single).exists():

@@ -102,11 +102,17 @@ class ModelDirectoryWriter:
         self._total_bytes += size
         self._sizes[tensor.dtype] = self._sizes.get(tensor.dtype, 0) + size
 
-    def finish(self, hf_config: Any, source_dir: str | Path | None) -> None:
-        """Write what is left, the index, the config and what ``source_dir`` carries; give the directory its name."""
+    def finish(self, hf_config: Any, source_dir: str | Path | None, quantization: dict[str, Any] | None = None) -> None:
+        """Write what is left, the index, the config and what ``source_dir`` carries; give the directory its name.
+
+        quantization: the config's ``quantization_config``, where tensors were quantised before they came here.
+        """
         self._write_shard()
         self._name_shards()
-        write_json(self.work / "config.json", config_with_dtype(hf_config, source_dir, self._dtype()))
+        config = config_with_dtype(hf_config, source_dir, self._dtype())
+        if quantization is not None:
+            config["quantization_config"] = quantization
+        write_json(self.work / "config.json", config)
         for file in carried_files(source_dir):
             shutil.copyfile(file, self.work / file.name)
         self.complete = True
@@ -120,8 +126,9 @@ class ModelDirectoryWriter:
             shutil.rmtree(self.work, ignore_errors=True)
 
     def _dtype(self) -> torch.dtype:
-        """Of most of the model; a few buffers may be wider."""
-        return max(self._sizes, key=lambda dtype: self._sizes[dtype])
+        """Of most of the model that is not quantised; a few buffers may be wider."""
+        sizes = {dtype: size for dtype, size in self._sizes.items() if dtype.itemsize > 1} or self._sizes
+        return max(sizes, key=lambda dtype: sizes[dtype])
 
     def _make_room(self) -> None:
         try:
@@ -161,6 +168,7 @@ def config_with_dtype(hf_config: Any, source_dir: str | Path | None, dtype: torc
         config = hf_config.to_dict()
     else:
         config = json.loads((Path(source_dir) / "config.json").read_text(encoding="utf-8"))
+    config.pop("quantization_config", None)  # what is written is not quantised
     name = str(dtype).removeprefix("torch.")
     config["dtype"] = name
     if "torch_dtype" in config:  # its name before transformers 5

@@ -1,0 +1,49 @@
+"""``python -m train export``: a model or a checkpoint becomes a directory that transformers loads."""
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
+
+from tests.train.model_cases import save_tiny
+from train.main import main
+
+
+@pytest.mark.parametrize("kind", ["llama", "gpt_oss", "gemma4_text/experts", "minimax_m2"])
+def test_what_is_exported_is_the_same_model(tmp_path, kind):
+    reference = save_tiny(tmp_path / "model", kind)
+    (tmp_path / "model" / "tokenizer.json").write_text("{}")
+    argv = ["export", "--load", str(tmp_path / "model"), "--to", str(tmp_path / "out"), "--max-shard-gb", "0.00005"]
+    assert main(argv) == 0
+    assert (tmp_path / "out" / "tokenizer.json").exists()
+    assert (tmp_path / "out" / "model.safetensors.index.json").exists()
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype=torch.float32)
+    for (name, ours), (_, theirs) in zip(
+        sorted(loaded.state_dict().items()), sorted(reference.state_dict().items()), strict=True
+    ):
+        assert torch.equal(ours, theirs), name
+
+
+def test_dtype_is_the_one_asked_for_and_said_in_the_config(tmp_path):
+    save_tiny(tmp_path / "model", "deepseek_v3")
+    argv = ["export", "--load", str(tmp_path / "model"), "--to", str(tmp_path / "out"), "--dtype", "bfloat16"]
+    assert main(argv) == 0
+    assert json.loads((tmp_path / "out" / "config.json").read_text())["dtype"] == "bfloat16"
+    dtypes = {name: tensor.dtype for name, tensor in load_file(tmp_path / "out" / "model.safetensors").items()}
+    biases = {name for name, dtype in dtypes.items() if dtype == torch.float32}
+    assert biases == {"model.layers.1.mlp.gate.e_score_correction_bias"}  # decides the routing: it stays exact
+
+
+def test_a_directory_that_is_taken_or_a_source_that_is_broken_is_refused(tmp_path, capsys):
+    save_tiny(tmp_path / "model", "llama")
+    argv = ["export", "--load", str(tmp_path / "model"), "--to", str(tmp_path / "model")]
+    assert main(argv) == 2
+    assert "--to" in capsys.readouterr().err
+    assert main(["export", "--load", str(tmp_path / "none"), "--to", str(tmp_path / "out")]) == 2
+    file = tmp_path / "model" / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-10])
+    assert main(["export", "--load", str(tmp_path / "model"), "--to", str(tmp_path / "out")]) == 2
+    assert "cut short" in capsys.readouterr().err
+    assert not list(tmp_path.glob("*out*"))
