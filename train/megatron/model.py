@@ -157,10 +157,21 @@ def _mark_split_weights(model: GPTModel) -> None:
             dim = 1 if isinstance(module, RowParallelLinear) else 0
             set_tensor_model_parallel_attributes(module.weight, is_parallel=True, dim=dim, stride=1)
         if getattr(module, "is_expert", False):
-            # Experts are whole on a rank, so that tensor-parallel ranks hold copies and see other tokens: gradients are
-            # summed over them too. Megatron does so only where there are several expert-parallel ranks.
-            for parameter in module.parameters():
-                parameter.allreduce = False
+            _mark_expert(module)
+
+
+def _mark_expert(module: torch.nn.Module) -> None:
+    # Experts are whole on a rank, so that tensor-parallel ranks hold copies and see other tokens: replicas, over which
+    # gradients are summed and the optimizer's state is shared. Megatron takes them for it only where there are several
+    # expert-parallel ranks, and their biases for something else: for parts that sequence parallelism leaves to be
+    # summed, and for copies of which the gradient norm counts the first rank's only.
+    from megatron.core.tensor_parallel.layers import set_tensor_model_parallel_attributes
+
+    for parameter in module.parameters():
+        parameter.allreduce = False  # type: ignore[attr-defined]
+        parameter.sequence_parallel = False  # type: ignore[attr-defined]
+        if not hasattr(parameter, "tensor_model_parallel"):
+            set_tensor_model_parallel_attributes(parameter, is_parallel=True, dim=0, stride=1)
 
 
 def _mask_padded_logits(model: GPTModel, vocab_size: int) -> None:

@@ -66,7 +66,9 @@ def family_of(hf_config: Any, source: str = "--hf-checkpoint") -> ModelFamily:
     check_model_type(hf_config.model_type, source, is_multimodal(hf_config.to_dict()))
     quantization = getattr(hf_config, "quantization_config", None)
     if quantization is not None:
-        block_size(quantization if isinstance(quantization, dict) else quantization.to_dict(), source)
+        described = quantization if isinstance(quantization, dict) else quantization.to_dict()
+        if described.get("quant_method") != "mxfp4":  # told by the names of its tensors
+            block_size(described, source)
     architectures = hf_config.architectures or ()
     named = isinstance(architectures, list | tuple) and all(isinstance(name, str) for name in architectures)
     if not named or (architectures and not any(name.endswith("ForCausalLM") for name in architectures)):

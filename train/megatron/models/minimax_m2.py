@@ -50,7 +50,8 @@ def transformer_config(hf_config: Any) -> dict[str, Any]:
         width=hf_config.intermediate_size,
         per_token=hf_config.num_experts_per_tok,
     )
-    return decoder_config(hf_config) | {"qk_layernorm": True} | mixture | sigmoid_router_config()
+    # Not qk_layernorm: Megatron sums the gradients of such norms over the ranks, and here each rank has its own part.
+    return decoder_config(hf_config) | mixture | sigmoid_router_config()
 
 
 def spec(config: Any, _hf_config: Any) -> Any:

@@ -14,7 +14,7 @@ from safetensors import SafetensorError, safe_open
 
 from samples.errors import InputError
 from samples.model_files import read_weight_index
-from train.megatron.weights import fp8_blocks
+from train.megatron.weights import fp8_blocks, mxfp4
 from train.megatron.weights.binding import Shard
 
 STEM = "model"  # of the files' names
@@ -47,8 +47,8 @@ class HfCheckpoint:
         beyond: names that begin so are optional too.
         """
         wanted = set(expected)
-        missing = sorted(wanted - self.file_of.keys())
-        scales = {name + fp8_blocks.SUFFIX for name in wanted}
+        missing = sorted(name for name in wanted - self.file_of.keys() if not self._is_mxfp4(name))
+        scales = {name + suffix for name in wanted for suffix in (fp8_blocks.SUFFIX, mxfp4.BLOCKS, mxfp4.SCALES)}
         others = self.file_of.keys() - wanted - set(optional) - scales
         extra = sorted(name for name in others if not name.startswith(beyond))
         if missing:
@@ -65,7 +65,12 @@ class HfCheckpoint:
             )
 
     def check(self, name: str, shape: tuple[int, ...]) -> Any:
-        """The unread tensor. Raises InputError unless it is there in this shape and in a dtype that holds weights."""
+        """The unread tensor. Raises InputError unless it is there in this shape and in a dtype that holds weights.
+
+        Of a tensor of MXFP4 blocks: the blocks.
+        """
+        if self._is_mxfp4(name):
+            return self._check_mxfp4(name, shape)
         file = self.file_of[name]
         try:
             tensor = self._open(file).get_slice(name)
@@ -91,9 +96,11 @@ class HfCheckpoint:
     def read(self, shard: Shard) -> torch.Tensor:
         """The part of a tensor that a shard names, in the file's dtype; where the layout allows, a view of the file.
 
-        Of a tensor of FP8 blocks: float32.
+        Of a tensor of FP8 or MXFP4 blocks: float32.
         """
         part = self.check(shard.name, shard.shape)
+        if self._is_mxfp4(shard.name):
+            return self._read_mxfp4(part, shard)
         if shard.index is not None:
             entry: torch.Tensor = part[shard.index]
             self.bytes_read += entry.numel() * entry.element_size()
@@ -112,6 +119,31 @@ class HfCheckpoint:
         """A whole tensor, whatever its shape."""
         tensor: torch.Tensor = self._open(self.file_of[name]).get_tensor(name)
         return tensor
+
+    def _is_mxfp4(self, name: str) -> bool:
+        return name not in self.file_of and {name + mxfp4.BLOCKS, name + mxfp4.SCALES} <= self.file_of.keys()
+
+    def _check_mxfp4(self, name: str, shape: tuple[int, ...]) -> Any:
+        parts = []
+        for suffix, wanted in zip((mxfp4.BLOCKS, mxfp4.SCALES), mxfp4.stored_shapes(shape), strict=True):
+            file = self.file_of[name + suffix]
+            part = self._open(file).get_slice(name + suffix)
+            stored = tuple(part.get_shape())
+            if stored != wanted or part.get_dtype() != "U8":
+                raise InputError(
+                    f"{self.source}: {name}{suffix} in {self.directory / file} has shape {list(stored)} of "
+                    f"{part.get_dtype()}; the config asks for {list(wanted)} of U8"
+                )
+            parts.append(part)
+        return parts[0]
+
+    def _read_mxfp4(self, blocks: Any, shard: Shard) -> torch.Tensor:
+        name = shard.name + mxfp4.SCALES
+        scales = self._open(self.file_of[name]).get_slice(name)
+        part = slice(None) if shard.index is None else shard.index
+        stored = [tensor[part] for tensor in (blocks, scales)]
+        self.bytes_read += sum(tensor.numel() for tensor in stored)
+        return mxfp4.dequantise(*stored)
 
     def _check_scales(self, name: str, shape: tuple[int, ...]) -> None:
         file, scales = self.file_of[name], name + fp8_blocks.SUFFIX

@@ -27,7 +27,7 @@ def block_size(quantization: Any, source: str) -> tuple[int, int]:
     if method != "fp8" or size is None:
         raise InputError(
             f"{source}: the checkpoint is quantised (quantization_config={quantization!r}); read are FP8 weights with "
-            "a scale for each block (quant_method fp8 with weight_block_size), and unquantised ones"
+            "a scale for each block (quant_method fp8 with weight_block_size), mxfp4, and unquantised weights"
         )
     if quantization.get("fmt", "e4m3") not in ("e4m3", "float8_e4m3fn"):
         raise InputError(f"{source}: quantization_config fmt={quantization['fmt']!r} is not supported; e4m3 is")
