@@ -1,6 +1,7 @@
 """Settings for every test process, made before torch is imported."""
 
 import os
+import signal
 
 # Several test processes share few cores: one thread each, and no spinning while waiting (see the CPU backend).
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -9,6 +10,11 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 os.environ.setdefault("GOMP_SPINCOUNT", "0")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+
+# A shell starts a background job with the interrupt ignored, and processes inherit that: tests that interrupt a run
+# need it as a terminal gives it.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 from hypothesis import settings
 
