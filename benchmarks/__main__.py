@@ -12,6 +12,7 @@ from benchmarks.harness import ROOT
 # In order of how long they take; each is a module of its own with flags of its own. The arguments are for a run of all.
 BENCHMARKS: dict[str, list[str]] = {
     "sample_hooks": [],
+    "async_rollout": [],
     "decode": ["--threads", "1"],
     "train_step": [],
     "startup": [],

@@ -44,9 +44,12 @@ def as_drawn(sample: Sample) -> Sample:
 
 
 def oldest_version(group: Group, unknown: int) -> int:
-    """The oldest weights that a token of ``group`` came from; ``unknown`` where no response says."""
+    """The oldest weights that a token of ``group`` came from; ``unknown`` where no response says.
+
+    Those that an engine began with (-1) are as old as the first that are handed over.
+    """
     known = [
-        sample.weight_version
+        max(0, sample.weight_version)
         for sample in leaves_of(group)
         if sample.response_length and sample.weight_version is not None
     ]

@@ -184,3 +184,16 @@ async def test_hooks_and_filter_see_every_group_once_and_under_its_own_rollout_i
     indices = [index for index, _ in seen]
     assert len(indices) == len(set(indices)) == GROUP_SIZE * len(judged)
     await collector.close()
+
+
+async def test_weights_that_an_engine_began_with_are_not_stale(example: Any) -> None:
+    """--debug-rollout-only hands no weights over: the engine's version stays -1."""
+    engine = Engine()
+    engine.version = -1
+    collector, _ = make(example, engine, max_weight_staleness=0)
+    for step in range(3):
+        output = await collector.collect(step)
+        assert len(output.groups) == 4
+        assert output.metrics["rollout/async/staleness/max"] == 0
+        assert not output.metrics["rollout/async/groups_returned"]
+    await collector.close()

@@ -116,3 +116,21 @@ def test_a_killed_one_step_off_run_goes_on_as_if_it_had_not_been(tmp_path: Path,
     assert ages == [0.0] + [1.0] * (STEPS - 1)
     drawn = Counter((sample["epoch"], sample["prompt_row"]) for sample in _trained_groups(killed))
     assert drawn == Counter({(epoch, row): 1 for epoch in range(3) for row in range(PROMPTS)})
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("mode", ["one-step-off", "fully-async"])
+def test_the_built_in_example_is_learned_in_the_overlapped_modes(tmp_path: Path, mode: str) -> None:
+    argv = [
+        str(ACCELRL),
+        "train",
+        "--accelerator",
+        "cpu",
+        "--rollout-mode",
+        mode,
+        "--output-dir",
+        str(tmp_path / "run"),
+    ]
+    _finish(argv)
+    rewards = [row["rollout/raw_reward"] for row in _rows(tmp_path)[-10:]]
+    assert sum(rewards) / len(rewards) >= 0.9
