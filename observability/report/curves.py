@@ -11,6 +11,7 @@ from observability.report.record import Series
 
 STEP_TIME = "perf/step_time"
 SOURCE, REWARD = "rollout/source/", "/raw_reward"
+RETURNED = "rollout/async/groups_returned"
 EVALUATION, BEFORE_TRAIN = "eval/", "eval_before_train/"
 FALLBACK, TRAINED = "rollout/dynamic_filter/groups_by_fallback", "rollout/dynamic_filter/groups_kept"
 MAX_EVALUATIONS = 24  # charts
@@ -78,6 +79,15 @@ CURVES = (
         {"rollout/async/in_flight": "in flight", "rollout/async/queue_depth": "waiting"},
     ),
     Curve(
+        "Groups that came back",
+        "since the start of the run: in all, aborted by the engine, and tried again after an error",
+        {
+            RETURNED: "returned",
+            "rollout/async/groups_aborted": "aborted",
+            "rollout/async/groups_retried": "retried",
+        },
+    ),
+    Curve(
         "Engine busy",
         "share of the time with a group in flight",
         {"rollout/async/engine_busy_ratio": "busy"},
@@ -109,7 +119,7 @@ def _worth_showing(curve: Curve, series: Mapping[str, Series]) -> bool:
     key = next(iter(curve.keys))
     if key not in series:
         return False
-    if key in ("train/kl", FALLBACK):  # always 0: it was not computed, or there was none
+    if key in ("train/kl", FALLBACK, RETURNED):  # always 0: it was not computed, or there was none
         return any(value != 0 for value in series[key].values)
     if key == "train/lr":  # always the same: it stands in the configuration
         return len(set(series[key].values)) > 1

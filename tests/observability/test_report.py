@@ -194,6 +194,27 @@ def test_groups_that_a_fallback_kept_are_said_and_drawn_and_none_is_not(tmp_path
     assert "fallback" not in page
 
 
+def test_what_overlapped_rollouts_did_is_drawn_where_there_were_any(tmp_path):
+    def overlapped(returned):
+        values = {
+            "staleness/mean": 0.5,
+            "staleness/max": 1,
+            "in_flight": 40,
+            "queue_depth": 3,
+            "engine_busy_ratio": 0.9,
+        }
+        values |= {"groups_returned": returned, "groups_aborted": returned, "groups_retried": 0}
+        return {f"rollout/async/{name}": value for name, value in values.items()}
+
+    shown = titles(Page(written(make_run(tmp_path / "some", steps=10, extra=overlapped))))
+    drawn = ("Staleness", "Groups in flight and waiting", "Groups that came back", "Engine busy")
+    assert all(title in shown for title in drawn)
+    shown = titles(Page(written(make_run(tmp_path / "calm", steps=10, extra=lambda step: overlapped(0)))))
+    assert "Groups that came back" not in shown
+    shown = titles(Page(written(make_run(tmp_path / "turn", steps=10))))
+    assert not any(title in shown for title in drawn)
+
+
 def test_sources_share_a_chart_when_there_are_several(tmp_path):
     def extra(step):
         return {f"rollout/source/{name}/raw_reward": 0.5 for name in (["a", "b"] if step % 2 else ["a"])}
