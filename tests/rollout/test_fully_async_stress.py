@@ -15,7 +15,7 @@ from samples.errors import InputError, RunError
 from tests.rollout.async_cases import Books, Boom, Chances, Process, index_of
 from tests.rollout.virtual_clock import run_virtually
 
-SCHEDULES = 1500
+SCHEDULES = 2400
 KINDS = 6
 
 Checkpoint = tuple[CollectorState, int, int, Books]  # what is collected and trained so far: state, step, version, books
