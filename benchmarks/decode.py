@@ -26,6 +26,7 @@ from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 from transformers.utils import logging as transformers_logging
 
 from accel import select_accelerator
+from accel.modules import move_module
 from benchmarks.harness import Spread, alternate, parser, ratios, report, table
 from rollout.engines.protocol import GenerateRequest, SamplingParams
 from rollout.engines.torch_engine import TorchEngine
@@ -113,7 +114,7 @@ def linear_layers(model: Qwen3ForCausalLM, args: argparse.Namespace) -> int:
             mlp.down_proj.weight,
         ]
     matrices.append(model.lm_head.weight)
-    inputs = [torch.randn(args.prompts, matrix.shape[1]) for matrix in matrices]
+    inputs = [torch.randn(args.prompts, matrix.shape[1], device=matrix.device) for matrix in matrices]
     for _ in range(args.new_tokens):
         for states, matrix in zip(inputs, matrices, strict=True):
             F.linear(states, matrix)
@@ -122,14 +123,16 @@ def linear_layers(model: Qwen3ForCausalLM, args: argparse.Namespace) -> int:
 
 def measure(args: argparse.Namespace, directory: Path) -> dict[str, list[Run]]:
     """Every contestant's runs, in turn."""
-    model = build_model(args, directory)
+    accelerator = select_accelerator(args.accelerator)
+    model = move_module(build_model(args, directory), accelerator.device())
     generator = torch.Generator().manual_seed(args.seed)
     ids = torch.randint(0, args.vocab, (args.prompts, args.prompt_len), generator=generator)
+    on_device = ids.to(accelerator.device())
     prompts = [tuple(row) for row in ids.tolist()]
     groups = [prompts[index // GROUP] for index in range(len(prompts))]
     engine = TorchEngine(
         directory,
-        select_accelerator("cpu"),
+        accelerator,
         dtype=torch.float32,
         max_running_requests=args.prompts,
         max_context_len=args.prompt_len + args.new_tokens,
@@ -139,7 +142,7 @@ def measure(args: argparse.Namespace, directory: Path) -> dict[str, list[Run]]:
     loop.run(engine.start())
     contestants: dict[str, Callable[[], int]] = {
         ENGINE: lambda: loop.run(serve(engine, prompts, args, 0.0)),
-        TRANSFORMERS: lambda: generate(model, ids, args),
+        TRANSFORMERS: lambda: generate(model, on_device, args),
         ARRIVING: lambda: loop.run(serve(engine, prompts, args, args.gap_ms / 1000)),
         GROUPED: lambda: loop.run(serve(engine, groups, args, 0.0)),
         FLOOR: lambda: linear_layers(model, args),
@@ -150,6 +153,7 @@ def measure(args: argparse.Namespace, directory: Path) -> dict[str, list[Run]]:
     def timed(work: Callable[[], int]) -> Run:
         wall, cpu = time.perf_counter(), time.process_time()
         tokens = work()
+        accelerator.synchronize()
         return Run(tokens / (time.perf_counter() - wall), tokens / (time.process_time() - cpu))
 
     sides = {name: lambda _repeat, work=work: timed(work) for name, work in contestants.items()}
@@ -161,6 +165,7 @@ def measure(args: argparse.Namespace, directory: Path) -> dict[str, list[Run]]:
 
 def main(argv: list[str] | None = None) -> None:
     flags = parser(__doc__, repeats=9)
+    flags.add_argument("--accelerator", default="cpu", metavar="NAME", help="where both run (default: cpu)")
     flags.add_argument("--hidden", type=int, default=128)
     flags.add_argument("--layers", type=int, default=4)
     flags.add_argument("--vocab", type=int, default=1024)
@@ -185,7 +190,8 @@ def main(argv: list[str] | None = None) -> None:
         rows.append((name, f"{speed.median:,.0f}", times.text(), cpu_times.text()))
     title = (
         f"{args.prompts} prompts of {args.prompt_len} tokens x {args.new_tokens} new ones; hidden {args.hidden}, "
-        f"{args.layers} layers, vocabulary {args.vocab}, fp32, {args.threads} thread(s); {args.repeats} runs"
+        f"{args.layers} layers, vocabulary {args.vocab}, fp32, "
+        f"{args.accelerator}, {args.threads} thread(s); {args.repeats} runs"
     )
     header = ("", "tokens/s", "times transformers", "the same per CPU second")
     settings = {key: value for key, value in vars(args).items() if key != "json"}

@@ -18,6 +18,7 @@ import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from accel import select_accelerator
+from accel.modules import move_module
 
 
 def make_step(device: torch.device, args: argparse.Namespace) -> Callable[[], float]:
@@ -33,7 +34,7 @@ def make_step(device: torch.device, args: argparse.Namespace) -> Callable[[], fl
         head_dim=args.hidden // 4,
         attn_implementation="eager",  # the same operators on both
     )
-    model = Qwen3ForCausalLM(config).to(device)
+    model = move_module(Qwen3ForCausalLM(config), device)
     optimizer = torch.optim.AdamW(model.parameters(), 1e-3, fused=True)
     tokens = torch.randint(0, 1024, (8, 64)).to(device)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -61,14 +62,19 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., TinyMo
 
 @pytest.fixture
 def serve() -> Callable[..., Any]:
-    """``async with serve(model, **arguments) as engine``: a started engine on the CPU, stopped afterwards."""
-    from accel.backends.cpu import CpuAccelerator
+    """``async with serve(model, **arguments) as engine``: a started engine, stopped afterwards.
+
+    On the CPU, unless ``ACCELRL_ACCELERATOR`` names another: test_emulated_engine.py runs the same tests elsewhere.
+    """
+    from accel import select_accelerator
     from rollout.engines.torch_engine import TorchEngine
+
+    accelerator = select_accelerator(os.environ.get("ACCELRL_ACCELERATOR", "cpu"))
 
     @contextlib.asynccontextmanager
     async def serving(model: TinyModel, **arguments: Any) -> AsyncIterator[Any]:
         settings = {"dtype": torch.float32, "max_running_requests": 32, "max_context_len": 256, "threads": 1}
-        engine = TorchEngine(model.directory, CpuAccelerator(), **(settings | arguments))
+        engine = TorchEngine(model.directory, accelerator, **(settings | arguments))
         await engine.start()
         try:
             yield engine

@@ -71,7 +71,7 @@ def run_case(name: str, sections: dict, root: Path, batches: list[TrainBatch], r
             if config.parallel.reload_process_groups:
                 deque(trainer.export_weights(), maxlen=0)  # as in a run, where the groups are given back after it
                 assert all(group.released for group in reloadable_groups())
-        return metrics, {weight: tensor.clone() for weight, tensor in trainer.export_weights()}
+        return metrics, {weight: tensor.cpu().clone() for weight, tensor in trainer.export_weights()}
     finally:
         trainer.close()
 

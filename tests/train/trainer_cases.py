@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -51,7 +52,8 @@ def run_config(directory: Path, **sections: dict) -> RunConfig:
 
 
 def make_trainer(config: RunConfig, *, rank: int = 0, world_size: int = 1, store: str | None = None) -> MegatronTrainer:
-    accelerator = select_accelerator("cpu")
+    accelerator = select_accelerator(os.environ.get("ACCELRL_ACCELERATOR", "cpu"))
+    accelerator.set_device(rank % accelerator.device_count())
     prepare_megatron(accelerator)
     return MegatronTrainer(
         config, accelerator, rank=rank, world_size=world_size, store_path=store,

@@ -10,6 +10,7 @@ import numpy as np
 from torch import Tensor
 
 from accel.contract import Accelerator
+from accel.modules import move_module
 from rollout.engines.factory import choose_engine
 from samples.errors import InputError
 from train.batch import TrainBatch
@@ -135,7 +136,7 @@ class MegatronTrainer:
         return self._model, self._family, self._hf_config
 
     def _load(self, directory: Path, source: str) -> GPTModel:
-        model = build_model(self._hf_config, self._config).to(self._device)
+        model = move_module(build_model(self._hf_config, self._config), self._device)
         load_hf_weights(model, self._family, self._hf_config, directory, source)
         if self._placement.pipeline_size > 1:
             model.config.variable_seq_lengths = True  # micro-batches are only as wide as their longest sequence

@@ -9,6 +9,7 @@
 #include <ATen/ops/convolution.h>
 #include <ATen/ops/convolution_backward.h>
 #include <ATen/ops/empty_like.h>
+#include <ATen/ops/histc.h>
 #include <ATen/ops/ones_like.h>
 #include <ATen/ops/view_native.h>
 #include <c10/core/DeviceGuard.h>
@@ -284,6 +285,17 @@ std::tuple<at::Tensor, at::Tensor> native_dropout(const at::Tensor& input, doubl
   return {input.mul(mask).mul_(p == 1 ? 0 : 1.0 / (1 - p)), mask};
 }
 
+// CUDA and MUSA count integers too, and libraries rely on it (routing of experts); the host's kernel takes floats only.
+at::Tensor histc(const at::Tensor& input, int64_t bins, const at::Scalar& low, const at::Scalar& high) {
+  at::AutoDispatchBelowADInplaceOrView below_autograd;
+  const auto device = input.device().index();
+  complete_copies_to_device(device);
+  const auto host = host_view(input);
+  const bool integral = c10::isIntegralType(input.scalar_type(), /*includeBool=*/false);
+  const auto counts = at::histc(integral ? host.to(at::kDouble) : host, bins, low, high);
+  return device_tensor_over(counts.to(input.scalar_type()), device);
+}
+
 // For a device that PyTorch does not know, `convolution` comes out at these names, which have no host kernel.
 
 at::Tensor convolution(
@@ -330,6 +342,7 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, library) {
   library.impl("_reshape_alias", &reshape_alias);
   library.impl("record_stream", &record_stream);
   library.impl("native_dropout", &native_dropout);
+  library.impl("histc", &histc);
   library.impl("convolution_overrideable", &convolution);
   library.impl("convolution_backward_overrideable", &convolution_backward);
 }

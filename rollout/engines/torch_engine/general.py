@@ -17,6 +17,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
+from accel.modules import move_module
 from rollout.engines.torch_engine.checkpoint import checkpoint_files
 from rollout.engines.torch_engine.decoder import Decoder
 from rollout.engines.torch_engine.kv_cache import round_up
@@ -57,7 +58,7 @@ class GeneralDecoder(Decoder):
             )
         else:
             model = AutoModelForCausalLM.from_config(config, dtype=dtype, **trust)
-        self._model = model.eval().to(device)
+        self._model = move_module(model.eval(), device)
         self._accepted = frozenset(inspect.signature(self._model.forward).parameters)
         self._config, self._device = self._model.config, device
         self._shapes = {name: parameter.shape for name, parameter in self._model.named_parameters()}

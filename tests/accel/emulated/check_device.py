@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 
 from accel import select_accelerator
+from accel.modules import move_module
 
 accelerator = select_accelerator("musa", emulate=True)
 M0, M1 = torch.device("musa:0"), torch.device("musa:1")
@@ -160,6 +161,19 @@ def test_saving_loading_and_copying():
     assert copy.deepcopy(state["p"]).device == M0
 
 
+def test_a_module_moves_with_its_ties_and_the_marks_on_its_parameters():
+    """torch's own Module.to makes new parameters for a device from outside it."""
+    module = torch.nn.ModuleDict({"embed": torch.nn.Embedding(4, 3), "head": torch.nn.Linear(3, 4, bias=False)})
+    module["head"].weight = module["embed"].weight
+    module["embed"].weight.sequence_parallel = True
+    assert move_module(module, M1) is module
+    assert module["head"].weight is module["embed"].weight
+    assert module["head"].weight.sequence_parallel
+    assert module["head"].weight.device == M1
+    kept = module["head"].weight
+    assert move_module(module, M1)["embed"].weight is kept
+
+
 def test_pinned_memory_is_known_as_such():
     pinned = torch.randn(8).pin_memory()
     assert pinned.is_pinned()
@@ -230,6 +244,14 @@ def test_attention_equals_the_hosts_to_the_bit(kind):
         output.pow(2).sum().backward()
         results.append([x.detach().cpu() for x in (output, *(leaf.grad for leaf in given))])
     assert all(torch.equal(host, device) for host, device in zip(*results, strict=True))
+
+
+def test_integers_are_counted_as_hardware_does():
+    counts = torch.histc(torch.tensor([0, 2, 2, 3], dtype=torch.int32, device=M0), bins=4, min=0, max=3)
+    assert counts.tolist() == [1, 0, 2, 1]
+    assert counts.dtype == torch.int32
+    floats = torch.rand(50)
+    assert torch.equal(torch.histc(floats.to(M0), bins=5).cpu(), torch.histc(floats, bins=5))
 
 
 def test_a_forked_child_is_refused_and_told_to_spawn():
