@@ -38,14 +38,17 @@ def main() -> int:
 def run(job: Job) -> int:
     """0, or the status of the first command that failed."""
     environment = os.environ | job.environment
+    spent = []
     environment["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{environment.get('PATH', '')}"
     for command in job.all_commands():
         print(f"=== job {job.name}: {command}", flush=True)
         started = time.monotonic()
         status = subprocess.run(["bash", "-c", command], cwd=ROOT, env=environment, check=False).returncode
+        spent.append(f"{time.monotonic() - started:4.0f} s  {command}")
         print(f"=== job {job.name}: status {status} after {time.monotonic() - started:.0f} s", flush=True)
         if status:
             return status
+    print("\n".join([f"=== job {job.name} passed:", *spent]), flush=True)
     return 0
 
 

@@ -63,5 +63,14 @@ def test_the_cuda_check_says_what_it_could_not_run(tmp_path):
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     assert done.returncode == 1
     lines = [line for line in done.stdout.splitlines() if line.startswith("NOT RUN")]
-    assert len(lines) == 9
-    assert any("example: lacks megatron ray" in line for line in lines)
+    assert len(lines) == 11
+    assert any("example: lacks torch megatron transformers" in line for line in lines)
+    assert any("example-ray: lacks torch megatron transformers ray" in line for line in lines)
+    assert any("memory-saver: lacks torch torch_memory_saver" in line for line in lines)
+    assert any("group-reload: lacks torch" in line for line in lines)
+
+
+def test_every_check_of_the_matrix_stands_in_the_cuda_script():
+    text = (CI / "cuda_check.sh").read_text()
+    for name in ("conformance", "example", "resume", "decode-benchmark", "step-benchmark", "memory-saver", "colocated"):
+        assert f" {name} " in text, name
