@@ -45,11 +45,17 @@ def build() -> Path:
     """The extension's file, compiled first unless it is there. Of several processes one compiles, the others wait."""
     built = built_file()
     _make_private(built.parent)
-    if built.is_file():
-        return built
-    with _locked(built.with_suffix(".lock")):
-        if not built.is_file():
-            _compile(built)
+    if not built.is_file():
+        try:
+            with _locked(built.with_suffix(".lock")):
+                if not built.is_file():
+                    _compile(built)
+        except OSError as error:
+            raise AcceleratorError(
+                f"the emulated MUSA device is compiled into {built.parent}, which cannot be written "
+                f"({error.strerror}): set XDG_CACHE_HOME to a directory that you can write to"
+            ) from error
+    _check_private(built)
     return built
 
 
@@ -65,15 +71,21 @@ def built_file() -> Path:
 
 def cache_directory() -> Path:
     home = os.environ.get("XDG_CACHE_HOME", "")
-    base = Path(home) if os.path.isabs(home) else Path.home() / ".cache"
+    try:
+        base = Path(home) if os.path.isabs(home) else Path.home() / ".cache"
+    except RuntimeError as error:  # neither HOME nor an entry for this user
+        raise AcceleratorError(
+            "the emulated MUSA device is compiled into a cache in the home directory, and this user has none: set "
+            "XDG_CACHE_HOME to a directory that you can write to"
+        ) from error
     return base / "accelrl" / "emulation"
 
 
-def compiler() -> str:
-    """``CXX``, else g++, c++ or clang++; AcceleratorError says what to install."""
+def compiler() -> list[str]:
+    """``CXX`` (which may bring arguments), else g++, c++ or clang++; AcceleratorError says what to install."""
     asked = os.environ.get("CXX", "").strip()
-    names = [asked] if asked else ["g++", "c++", "clang++"]
-    found = next((path for name in names if (path := shutil.which(name))), None)
+    commands = [shlex.split(asked)] if asked else [["g++"], ["c++"], ["clang++"]]
+    found = next(([path, *rest] for name, *rest in commands if (path := shutil.which(name))), None)
     if found is None:
         what = f"CXX={asked!r} is not found" if asked else "no C++ compiler is found"
         raise AcceleratorError(
@@ -94,7 +106,7 @@ def compile_command(source: Path, target: Path) -> list[str]:
         )
     abi = f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}"
     return [
-        compiler(),
+        *compiler(),
         *FLAGS,
         *DEFINES,
         abi,
@@ -134,11 +146,15 @@ def _make_private(directory: Path) -> None:
             f"the emulated MUSA device is compiled into {directory}, which cannot be made ({error.strerror}): "
             "set XDG_CACHE_HOME to a directory that you can write to"
         ) from error
-    found = directory.stat()
+    _check_private(directory)
+
+
+def _check_private(path: Path) -> None:
+    found = path.stat()
     if found.st_uid != os.getuid() or found.st_mode & 0o022:
         raise AcceleratorError(
-            f"{directory} can be written by others, so its compiled code is not loaded: remove it, or set "
-            "XDG_CACHE_HOME to a directory of your own"
+            f"{path} can be written by others, so its compiled code is not loaded: remove it, or set XDG_CACHE_HOME to "
+            "a directory of your own"
         )
 
 

@@ -37,15 +37,15 @@ def load_emulation() -> ModuleType:
 
 
 def is_stand_in(module: ModuleType) -> bool:
-    return module.__file__ == str(STAND_IN)
+    return getattr(module, "__file__", None) == str(STAND_IN)
 
 
 def refuse_real_device() -> None:
     """An emulation beside the real thing could be taken for it: there must be only one."""
-    spec = importlib.util.find_spec("torch_musa")
-    if spec is not None and spec.origin != str(STAND_IN):
+    origin = _torch_musa_origin()
+    if origin is not None and origin != str(STAND_IN):
         raise AcceleratorError(
-            f"a real torch_musa is installed ({spec.origin}), so its device is not emulated: leave --emulate and "
+            f"a real torch_musa is installed ({origin}), so its device is not emulated: leave --emulate and "
             "ACCELRL_EMULATE_MUSA out, or use an environment without torch_musa"
         )
     taken = torch._C._get_privateuse1_backend_name()
@@ -54,6 +54,14 @@ def refuse_real_device() -> None:
             f"torch has room for one device type from outside, and this process gave it to {taken!r}: emulate in a "
             "process of its own"
         )
+
+
+def _torch_musa_origin() -> str | None:
+    present = sys.modules.get("torch_musa")
+    if present is not None:
+        return getattr(present, "__file__", None) or "already imported"
+    spec = importlib.util.find_spec("torch_musa")
+    return None if spec is None else spec.origin or ", ".join(spec.submodule_search_locations or ())
 
 
 def _load_extension(path: Path) -> ModuleType:

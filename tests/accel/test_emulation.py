@@ -113,6 +113,16 @@ def test_a_real_torch_musa_is_never_replaced(tmp_path):
     assert f"a real torch_musa is installed ({tmp_path / 'torch_musa.py'})" in done.stderr
 
 
+def test_a_torch_musa_that_someone_else_put_into_the_process_is_not_replaced():
+    code = """
+import sys, types
+sys.modules["torch_musa"] = types.ModuleType("torch_musa")
+from accel import select_accelerator
+select_accelerator("musa", emulate=True)
+"""
+    assert "a real torch_musa is installed" in run_python("-c", code, check=False).stderr
+
+
 def test_device_type_taken_by_another_backend_is_an_error():
     code = """
 import torch

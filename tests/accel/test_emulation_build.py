@@ -32,7 +32,7 @@ def test_of_two_processes_on_a_cold_cache_one_compiles_and_both_get_it(tmp_path)
     code = f"{BUILD}; from accel import select_accelerator; import torch; select_accelerator('musa', emulate=True); "
     code += "print(torch.ones(2, device='musa').sum().item())"
     environment = os.environ | {
-        "XDG_CACHE_HOME": str(tmp_path / "cache"),
+        "XDG_CACHE_HOME": str(tmp_path / "a cache"),
         "CXX": str(compiler),
         "PYTHONPATH": str(ROOT),
     }
@@ -40,10 +40,10 @@ def test_of_two_processes_on_a_cold_cache_one_compiles_and_both_get_it(tmp_path)
         subprocess.Popen([sys.executable, "-c", code], env=environment, stdout=subprocess.PIPE, text=True)
         for _ in range(2)
     ]
-    outputs = [process.communicate(timeout=300)[0].split() for process in processes]
+    outputs = [process.communicate(timeout=300)[0].splitlines() for process in processes]
     assert outputs[0] == outputs[1]
     assert outputs[0][1] == "2.0"
-    assert Path(outputs[0][0]).is_relative_to(tmp_path / "cache" / "accelrl" / "emulation")
+    assert Path(outputs[0][0]).is_relative_to(tmp_path / "a cache" / "accelrl" / "emulation")
     assert calls.read_text() == "compiled\n"
 
 
@@ -75,6 +75,39 @@ def test_a_directory_that_others_can_write_to_is_not_loaded_from(tmp_path, monke
     build.built_file().parent.chmod(0o777)
     with pytest.raises(AcceleratorError, match="can be written by others"):
         build.build()
+
+
+def test_a_file_that_others_can_write_to_is_not_loaded(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    build.built_file().parent.mkdir(parents=True, mode=0o700)
+    build.built_file().touch()
+    build.built_file().chmod(0o666)
+    with pytest.raises(AcceleratorError, match=r"_accelrl_musa\.so can be written by others"):
+        build.build()
+
+
+def test_a_cache_that_cannot_be_written_is_named(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    built = build.built_file()
+    built.parent.mkdir(parents=True, mode=0o700)
+    built.with_suffix(".lock").mkdir()  # stands for a file system that is read-only, which stops no superuser
+    with pytest.raises(AcceleratorError, match=r"cannot be written .*: set XDG_CACHE_HOME"):
+        build.build()
+
+
+def test_without_a_home_the_message_says_what_to_set(monkeypatch):
+    def nobody():
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr(build.Path, "home", nobody)
+    with pytest.raises(AcceleratorError, match="set XDG_CACHE_HOME"):
+        build.build()
+
+
+def test_a_compiler_may_be_named_with_arguments(monkeypatch):
+    monkeypatch.setenv("CXX", f"{sys.executable} -m wrapper")
+    assert build.compiler() == [sys.executable, "-m", "wrapper"]
 
 
 def test_another_torch_or_source_is_another_file(tmp_path, monkeypatch):
