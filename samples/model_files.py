@@ -22,6 +22,24 @@ SIZES = {
     "max_position_embeddings": 2**48,  # nothing is made by it
 }
 
+# Of a shape that transformers has under another name, so that no code of the model's own has to run.
+SAME_SHAPE = {"kimi_k2": "deepseek_v3"}
+
+
+def load_config(directory: str | Path, trust_remote_code: bool = False) -> Any:
+    """transformers' own config object of a model directory, with every default filled in; nothing is downloaded.
+
+    Raises whatever transformers raises for a config.json that it cannot use.
+    """
+    from transformers import CONFIG_MAPPING, AutoConfig  # seconds to import
+
+    raw = json.loads((Path(directory) / "config.json").read_text(encoding="utf-8"))
+    shape = SAME_SHAPE.get(raw.get("model_type"))
+    if shape is None:
+        return AutoConfig.from_pretrained(str(directory), trust_remote_code=trust_remote_code, local_files_only=True)
+    raw.pop("auto_map", None)
+    return CONFIG_MAPPING[shape].from_dict(raw | {"model_type": shape})
+
 
 def check_sizes(config: Mapping[str, Any], where: str) -> None:
     """Raise InputError naming ``where``, the field and its value for sizes that no decoder can have.

@@ -69,3 +69,27 @@ def test_a_checkpoint_in_fp8_blocks_trains(tmp_path, model_type):
     rows = run(flags_of(tmp_path, tmp_path / "model", **{"save-hf": tmp_path / "out"}))
     assert_trainer_and_engine_agree(rows)
     assert "quantization_config" not in json.loads((tmp_path / "out" / "config.json").read_text())
+
+
+@pytest.mark.slow
+def test_kimi_k2_trains_as_the_shape_that_it_is_of(tmp_path):
+    """Its config.json names code of its own, which is not run, and leaves out what DeepSeek-V3's has."""
+    kimi = {"n_group": 1, "topk_group": 1, "num_experts_per_tok": 2, "vocab_size": len(VOCABULARY)}
+    save_tiny(tmp_path / "model", "deepseek_v3", **kimi)
+    file = tmp_path / "model" / "config.json"
+    config = json.loads(file.read_text()) | {
+        "model_type": "kimi_k2",
+        "auto_map": {"AutoConfig": "configuration_deepseek.DeepseekV3Config"},
+    }
+    file.write_text(json.dumps(config))
+    rows = run(flags_of(tmp_path, tmp_path / "model", **{"save-hf": tmp_path / "out"}))
+    assert_trainer_and_engine_agree(rows)
+    assert json.loads((tmp_path / "out" / "config.json").read_text())["model_type"] == "kimi_k2"
+
+
+@pytest.mark.nightly
+def test_two_ranks_that_share_the_experts_agree_with_the_rollout(tmp_path, monkeypatch):
+    monkeypatch.setenv("ACCELRL_CPU_DEVICES", "2")
+    save_tiny(tmp_path / "model", "deepseek_v3", vocab_size=len(VOCABULARY))
+    flags = flags_of(tmp_path, tmp_path / "model", **{"expert-model-parallel-size": 2})
+    assert_trainer_and_engine_agree(run(flags | {"launcher": "ray"}))

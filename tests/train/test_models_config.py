@@ -71,7 +71,10 @@ def test_a_field_of_a_newer_transformers_is_refused_unless_at_its_default():
 @pytest.mark.parametrize(
     ("raw", "message"),
     [
-        ({"model_type": "mistral"}, r"'mistral' is not supported.*deepseek_v3, gemma4_text, .*llama, .*qwen3_moe"),
+        (
+            {"model_type": "mistral"},
+            r"'mistral' is not supported.*deepseek_v3, gemma4_text, .*kimi_k2, llama, .*qwen3_moe",
+        ),
         ({"model_type": "qwen4"}, r"nearest: qwen"),
         ({"model_type": "qwen2_5_vl", "vision_config": {}}, "is multimodal"),
         ({"model_type": "llama", "text_config": {}}, "is multimodal"),

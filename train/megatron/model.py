@@ -13,7 +13,7 @@ import torch
 
 from accel.memory.deep_ep import install_deep_ep_guard
 from samples.errors import InputError
-from samples.model_files import check_sizes
+from samples.model_files import check_sizes, load_config
 from train.config.run import RunConfig
 from train.megatron.layout import check_layout, padded_vocab_size
 from train.megatron.models import check_model_type, family_of, is_multimodal
@@ -52,10 +52,9 @@ def load_hf_config(directory: str | Path, trust_remote_code: bool = False, sourc
     read_config_json(directory, source)
 
     from huggingface_hub.errors import StrictDataclassError
-    from transformers import AutoConfig  # seconds to import: only once it is needed
 
     try:
-        return AutoConfig.from_pretrained(str(directory), trust_remote_code=trust_remote_code, local_files_only=True)
+        return load_config(directory, trust_remote_code)
     except (StrictDataclassError, ValueError, TypeError, LookupError, OSError, AttributeError, ImportError) as error:
         reason = " ".join(str(error).split())
         raise InputError(f"{source}: transformers cannot read {directory}/config.json: {reason}") from error

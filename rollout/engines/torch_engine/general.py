@@ -54,7 +54,7 @@ class GeneralDecoder(Decoder):
         if load_weights:
             checkpoint_files(model_dir)  # safetensors: a pickle is refused, not read
             model = AutoModelForCausalLM.from_pretrained(
-                model_dir, dtype=dtype, local_files_only=True, use_safetensors=True, **trust
+                model_dir, config=config, dtype=dtype, local_files_only=True, use_safetensors=True, **trust
             )
         else:
             model = AutoModelForCausalLM.from_config(config, dtype=dtype, **trust)

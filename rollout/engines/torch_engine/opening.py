@@ -15,7 +15,7 @@ from rollout.engines.torch_engine.dense import DenseDecoder
 from rollout.engines.torch_engine.dense_weights import FAMILIES, why_not_dense
 from rollout.engines.torch_engine.weights import WeightUpdate
 from samples.errors import InputError
-from samples.model_files import check_sizes
+from samples.model_files import check_sizes, load_config
 
 DecoderChoice = Literal["auto", "dense", "general"]
 
@@ -38,13 +38,12 @@ class DecoderSettings:
 def open_config(model_dir: Path, trust_remote_code: bool = False) -> Any:
     """The model's configuration. Raises InputError when the directory has none that can be read."""
     from huggingface_hub.errors import StrictDataclassError
-    from transformers import AutoConfig
 
     if not (model_dir / "config.json").is_file():
         raise InputError(f"{model_dir}: no config.json there; give a Hugging Face model directory")
     _check_config_json(model_dir / "config.json")
     try:
-        return AutoConfig.from_pretrained(model_dir, trust_remote_code=trust_remote_code, local_files_only=True)
+        return load_config(model_dir, trust_remote_code)
     except (StrictDataclassError, ValueError, TypeError, LookupError, OSError, AttributeError, ImportError) as error:
         reason = " ".join(str(error).split())
         raise InputError(

@@ -6,7 +6,7 @@ import difflib
 from typing import Any
 
 from samples.errors import InputError
-from samples.model_files import check_sizes
+from samples.model_files import SAME_SHAPE, check_sizes
 from train.megatron.models.deepseek_v3 import FAMILY as DEEPSEEK_V3
 from train.megatron.models.family import ModelFamily
 from train.megatron.models.gemma4_text import FAMILY as GEMMA4_TEXT
@@ -37,6 +37,7 @@ _ALL = (
     QWEN3_MOE,
 )
 FAMILIES: dict[str, ModelFamily] = {family.model_type: family for family in _ALL}
+SUPPORTED = sorted({*FAMILIES, *SAME_SHAPE})
 
 
 def is_multimodal(raw_config: dict[str, Any]) -> bool:
@@ -46,14 +47,14 @@ def is_multimodal(raw_config: dict[str, Any]) -> bool:
 
 def check_model_type(model_type: str | None, source: str, multimodal: bool = False) -> None:
     """Raise InputError, naming ``source`` and the supported list, for a model_type without a family."""
-    if isinstance(model_type, str) and model_type in FAMILIES and not multimodal:
+    if isinstance(model_type, str) and model_type in SUPPORTED and not multimodal:
         return
     kind = "is multimodal and " if multimodal else ""
-    near = difflib.get_close_matches(str(model_type or ""), FAMILIES, n=1)
+    near = difflib.get_close_matches(str(model_type or ""), SUPPORTED, n=1)
     hint = f"; nearest: {near[0]}" if near else ""
     raise InputError(
         f"{source}: model_type {model_type!r} {kind}is not supported for training{hint}. "
-        f"Supported: {', '.join(sorted(FAMILIES))} (text only)"
+        f"Supported: {', '.join(SUPPORTED)} (text only)"
     )
 
 
