@@ -6,7 +6,7 @@ PIP := $(BIN)/python -m pip install --disable-pip-version-check -q -c constraint
 TORCH := torch==2.13.0
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-slow test-emulated test-all nightly lint format bench clean
+.PHONY: help setup sglang-cpu demo test test-slow test-emulated test-sglang test-all nightly lint format bench clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -36,6 +36,9 @@ $(VENV)/.bench: $(VENV)/.run
 
 setup: $(VENV)/.dev ## prepare .venv for running and developing
 
+sglang-cpu: ## SGLang and its router on the CPU, in an environment of its own (.venv-sglang, kept in the user's cache)
+	@PIP_ARGS="$(PIP_ARGS)" $(PYTHON) ci/sglang_cpu/install.py
+
 demo: $(VENV)/.run ## watch a tiny model learn on the CPU (under a minute)
 	@echo "== training the built-in example: python -m train --accelerator cpu $(ARGS)"
 	@$(BIN)/accelrl train --accelerator cpu $(ARGS)
@@ -46,10 +49,13 @@ test: $(VENV)/.dev ## the fast test suite, in parallel
 
 test-slow: $(VENV)/.dev ## tests that start Ray or several processes
 	@echo "== running the slow tests"
-	@$(BIN)/python -m pytest -m "slow and not nightly" $(ARGS)
+	@$(BIN)/python -m pytest -m "slow and not nightly and not sglang" $(ARGS)
 
 test-emulated: $(VENV)/.dev ## tests on the emulated MUSA device (needs g++; builds it on first use)
 	@$(BIN)/python -m pytest -m "emulated and not nightly" $(ARGS)
+
+test-sglang: $(VENV)/.dev sglang-cpu ## tests on real SGLang servers
+	@$(BIN)/python -m pytest -m "sglang and not nightly" $(ARGS)
 
 test-all: test test-slow ## fast and slow tests
 
@@ -66,4 +72,4 @@ bench: $(VENV)/.bench ## all benchmarks, as ratios (about fifteen minutes)
 	@$(BIN)/python -m benchmarks $(ARGS)
 
 clean: ## remove .venv and caches
-	rm -rf $(VENV) build *.egg-info .pytest_cache .ruff_cache .mypy_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) .venv-sglang build *.egg-info .pytest_cache .ruff_cache .mypy_cache .import_linter_cache .hypothesis
