@@ -88,6 +88,8 @@ class Accelerator(ABC):
     deterministic_env: ClassVar[Mapping[str, str]] = MappingProxyType({})  # what deterministic kernels also need
     profiler_activity: ClassVar[str | None] = None  # name in torch.profiler.ProfilerActivity
     sglang_platform: ClassVar[str | None] = None  # SGLANG_PLATFORM of rollout servers, for one outside SGLang's tree
+    sglang_arguments: ClassVar[tuple[str, ...]] = ()  # what SGLang's command line needs on this device
+    sglang_env: ClassVar[tuple[tuple[str, str], ...]] = ()  # further variables of rollout servers
     monitor_package: ClassVar[str | None] = None  # distribution that reads the cards' health ("nvidia-ml-py")
     env_prefixes: ClassVar[tuple[str, ...]] = ()  # environment variables that doctor shows
     per_node_env: ClassVar[tuple[str, ...]] = ()  # variables a driver must not broadcast to other nodes

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,9 @@ from rollout.config import EvalConfig, RewardConfig, RolloutConfig
 from rollout.custom.contracts import ROLLOUT
 from rollout.custom.generate import CustomGenerate
 from rollout.custom.training import load_conversion, load_post_process
+from rollout.deploy.config import SGLangConfig
+from rollout.deploy.description import Machines
+from rollout.deploy.layout import Layout, describe_flags, plan_layout
 from rollout.engines.factory import create_engine
 from rollout.evaluation import EvaluationSet, Evaluator, load_evaluation_sets
 from rollout.event_loop import EventLoopThread
@@ -46,6 +49,19 @@ class RolloutSettings:
     bf16: bool = False
     trust_remote_code: bool = False
     num_rollout: int = 1  # of the whole run: nothing is generated beyond its last step
+    sglang: SGLangConfig = field(default_factory=SGLangConfig)
+    num_gpus: int = 1  # devices of all rollout engines
+    num_gpus_per_engine: int = 1
+
+    @property
+    def layout(self) -> Layout:
+        """Where the engines lie, on the one node of this worker."""
+        machines = Machines(num_gpus_per_node=self.num_gpus)
+        return plan_layout(
+            describe_flags(
+                rollout_num_gpus=self.num_gpus, num_gpus_per_engine=self.num_gpus_per_engine, machines=machines
+            )
+        )
 
 
 class RolloutWorker:
@@ -66,6 +82,9 @@ class RolloutWorker:
             max_context_len=limits.max_context_len,
             threads=settings.threads,
             load_weights=load_weights,
+            seed=settings.seed,
+            sglang=settings.sglang,
+            layout=settings.layout,
             trust_remote_code=settings.trust_remote_code,
         )
         args = UserArgs(settings.rollout, settings.reward)
@@ -103,7 +122,10 @@ class RolloutWorker:
         self._loop.run(self._engine.start())
 
     def collect(self, rollout_id: int) -> RolloutOutput:
-        return self._loop.run(self._collector.collect(rollout_id))
+        output = self._loop.run(self._collector.collect(rollout_id))
+        counts = self._loop.run(self._engine.health()).counts
+        output.metrics.update({f"engine/{name}": float(count) for name, count in counts.items()})
+        return output
 
     def evaluate(self, rollout_id: int) -> dict[str, float]:
         """Metrics of every set of ``--eval-prompt-data`` under the current weights; call it between rollouts."""

@@ -97,6 +97,7 @@ def _prepared(
     if is_example(config):
         config = with_example(config, run_dir)
     config = resolve_threads(with_absolute_paths(config), accelerator)
+    config = resolve_server_logs(config, run_dir)
     model = model_facts(str(config.model.hf_checkpoint))
     if resume is not None:
         check_same_model(resume, model, config)
@@ -223,6 +224,7 @@ def without_places(config: RunConfig) -> tuple[RunConfig, dict[str, str]]:
         "save": checkpoint.save,
         "load": checkpoint.load,
         "save_debug_rollout_data": debug.save_debug_rollout_data,
+        "sglang_log_dir": config.sglang.sglang_log_dir,
     }
     keep = checkpoint.save_keep if checkpoint.save_interval is not None else None
     repeatable = config.model_copy(
@@ -230,9 +232,21 @@ def without_places(config: RunConfig) -> tuple[RunConfig, dict[str, str]]:
             "output": _updated(output, output_dir=None, save_hf=None),
             "checkpoint": _updated(checkpoint, save=None, load=None, save_keep=keep),
             "debug": _updated(debug, save_debug_rollout_data=None),
+            "sglang": _updated(config.sglang, sglang_log_dir=None),
         }
     )
     return repeatable, {name: value for name, value in places.items() if value is not None}
+
+
+def resolve_server_logs(config: RunConfig, run_dir: Path) -> RunConfig:
+    """``--sglang-log-dir`` as a path, where there are servers that log."""
+    from rollout.engines.choice import choose_engine
+
+    if choose_engine(config.rollout)[0] != "sglang" or config.debug.replays:
+        return config
+    given = config.sglang.sglang_log_dir
+    directory = run_dir / "servers" if given is None else Path(given).absolute()
+    return config.model_copy(update={"sglang": _updated(config.sglang, sglang_log_dir=str(directory))})
 
 
 def resolve_threads(config: RunConfig, accelerator: Accelerator) -> RunConfig:
@@ -285,7 +299,8 @@ def preflight(config: RunConfig, resume: Checkpoint | None = None) -> dict[str, 
     """
     from hooks import load_sample_hooks
     from rollout.collectors.sync import UserArgs
-    from rollout.engines.factory import choose_engine
+    from rollout.deploy.interpreter import check_interpreter, sglang_python
+    from rollout.engines.choice import choose_engine
     from rollout.limits import context_limits
     from rollout.rewards import build_reward
     from rollout.worker import check_functions, open_evaluation_sets, open_source
@@ -295,6 +310,8 @@ def preflight(config: RunConfig, resume: Checkpoint | None = None) -> dict[str, 
     from train.roles import rollout_settings
 
     engine = choose_engine(config.rollout)[0]
+    if engine == "sglang":
+        check_interpreter(sglang_python(config.sglang.sglang_python))
     check_trackers(config.tracking)
     if config.debug.save_debug_rollout_data is not None:
         first = 0 if resume is None else resume.step + 1
@@ -342,7 +359,7 @@ def run_facts(config: RunConfig, accelerator: Accelerator) -> dict[str, Any]:
 
     import torch
 
-    from rollout.engines.factory import choose_engine
+    from rollout.engines.choice import choose_engine
 
     engine: tuple[str, str] = choose_engine(config.rollout)
     if config.debug.replays:

@@ -38,6 +38,9 @@ def rollout_settings(config: RunConfig) -> RolloutSettings:
         bf16=config.model.bf16,
         trust_remote_code=config.model.trust_remote_code,
         num_rollout=config.job.num_rollout,
+        sglang=config.sglang,
+        num_gpus=config.job.rollout_num_gpus or config.job.rollout_num_gpus_per_engine,
+        num_gpus_per_engine=config.job.rollout_num_gpus_per_engine,
     )
 
 

@@ -43,6 +43,8 @@ class CpuAccelerator(Accelerator):
     socket_ifname_env = "GLOO_SOCKET_IFNAME"
     env_prefixes = ("OMP_", "MKL_", "GOMP_", "GLOO_")
     per_node_env = ("GLOO_SOCKET_IFNAME",)
+    sglang_arguments = ("--attention-backend", "torch_native", "--disable-overlap-schedule")
+    sglang_env = (("SGLANG_USE_CPU_ENGINE", "1"),)
 
     def __init__(self) -> None:
         self._index = 0

@@ -1,30 +1,17 @@
-"""The one place that decides which engine answers requests."""
+"""Makes the engine that answers requests."""
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
-from typing import Literal
 
 import torch
 
 from accel.contract import Accelerator
 from rollout.config import RolloutConfig
+from rollout.deploy.config import SGLangConfig
+from rollout.deploy.layout import Layout
+from rollout.engines.choice import choose_engine
 from rollout.engines.protocol import Engine
-from samples.errors import InputError
-
-
-def choose_engine(config: RolloutConfig) -> tuple[Literal["torch"], str]:
-    """The engine's name and why it was chosen. Raises InputError for one that is not there."""
-    if config.rollout_engine == "torch":
-        return "torch", "asked for by --rollout-engine"
-    installed = importlib.util.find_spec("sglang") is not None
-    if config.rollout_engine == "sglang":
-        raise InputError(
-            "--rollout-engine sglang: this version serves rollouts with the embedded engine only; "
-            "use --rollout-engine torch"
-        )
-    return "torch", "SGLang is installed but not served by this version" if installed else "no SGLang is installed"
 
 
 def create_engine(
@@ -36,10 +23,28 @@ def create_engine(
     max_context_len: int,
     threads: int,
     load_weights: bool,
+    seed: int,
+    sglang: SGLangConfig,
+    layout: Layout,
     trust_remote_code: bool = False,
 ) -> Engine:
-    """The engine that ``--rollout-engine`` names, not started yet."""
-    choose_engine(config)
+    """The engine that ``--rollout-engine`` names, not started yet. ``sglang`` and ``layout`` are those of servers."""
+    if choose_engine(config)[0] == "sglang":
+        from rollout.engines.sglang.opening import open_servers
+
+        return open_servers(
+            config,
+            sglang,
+            layout,
+            accelerator,
+            model_dir=model_dir,
+            dtype=dtype,
+            max_context_len=max_context_len,
+            load_weights=load_weights,
+            seed=seed,
+            threads=threads,
+            trust_remote_code=trust_remote_code,
+        )
     from rollout.engines.torch_engine import TorchEngine
 
     return TorchEngine(

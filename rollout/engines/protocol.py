@@ -82,6 +82,7 @@ class EngineHealth:
     weight_version: int
     detail: str = ""
     extra: Mapping[str, float] = field(default_factory=dict)  # figures for metrics, e.g. generated tokens so far
+    counts: Mapping[str, float] = field(default_factory=dict)  # since the start, for metrics as engine/<name>
 
 
 @runtime_checkable

@@ -115,7 +115,7 @@ def test_the_nearest_divisor_is_a_divisor_and_near(number, wanted, divisor):
         ({"launcher": "inline", "tensor_model_parallel_size": 2}, "use --launcher ray"),
         ({"launcher": "inline", "ray_address": "auto"}, "--ray-address auto needs --launcher ray"),
         ({"rollout_num_gpus_per_engine": 2}, "--rollout-num-gpus-per-engine 2: the embedded engine runs on one device"),
-        ({"rollout_num_gpus": 2}, "--rollout-num-gpus 2: this version has one rollout engine"),
+        ({"rollout_num_gpus": 2}, "--rollout-num-gpus 2: there is one embedded engine"),
     ],
 )  # fmt: skip
 def test_devices_that_cannot_be_divided_are_refused(values, said):

@@ -209,7 +209,7 @@ def test_what_the_slime_table_offers_instead_exists():
         ("--use-mlflow", "tracker"),
         ("--wandb-tags", "Weights & Biases"),
         ("--rollout-external-engine-addrs", "does not start itself"),
-        ("--sglang-mem-fraction-static", "SGLang server settings"),
+        ("--sglang-mem-fraction-static", "--sglang-overrides"),
         ("--optimizer-cpu-offload", "optimizer"),
         ("--num-layers", "config.json"),
         ("--rollout-seed", "--seed"),

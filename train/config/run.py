@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 from rollout.config import EvalConfig, RewardConfig, RolloutConfig
+from rollout.deploy.config import SGLangConfig
 from samples.config import DataConfig
 from train.config.checkpoint import CheckpointConfig
 from train.config.profiling import ProfilingConfig
@@ -29,6 +30,7 @@ class RunConfig(Section):
     model: ModelConfig = ModelConfig()
     data: DataConfig = DataConfig()
     rollout: RolloutConfig = RolloutConfig()
+    sglang: SGLangConfig = SGLangConfig()
     reward: RewardConfig = RewardConfig()
     evaluation: EvalConfig = EvalConfig()
     algorithm: AlgorithmConfig = AlgorithmConfig()

@@ -52,6 +52,8 @@ _USE = {  # slime's option: what to give instead
     "start-rollout-id": "leave it out: --load goes on after the checkpoint's step",
     "ref-ckpt-step": "--ref-load with the directory of that checkpoint",
     "save-retain-interval": "--save-keep",
+    "use-fault-tolerance": "leave it out: servers that die are always started again, --max-engine-restarts times",
+    "rollout-health-check-first-wait": "leave it out: servers are watched from when they are ready on",
     "sglang-server-concurrency": "--engine-max-running-requests",
     "lr-warmup-fraction": "--lr-warmup-iters",
     "lr-warmup-samples": "--lr-warmup-iters",
@@ -102,9 +104,6 @@ _LATER = {  # what this version does not do yet: its options
     """,
     "records of what training computes, or of parts of a rollout": """
         load-debug-rollout-data-subsample save-debug-train-data dump-details check-weight-update-equal
-    """,
-    "restarts of engines that fail": """
-        use-fault-tolerance rollout-health-check-interval rollout-health-check-timeout rollout-health-check-first-wait
     """,
     "mixture-of-experts settings beside config.json": """
         use-routing-replay use-rollout-routing-replay num-experts expert-tensor-parallel-size
@@ -172,11 +171,11 @@ _MODEL_SHAPE = """
 _METRICS = "metrics.jsonl in the run directory has every metric"
 
 _FAMILIES = (  # beginnings of names, the longer ones first
-    ("sglang-router-", "this version starts no router"),
-    ("sglang-", "this version has no SGLang server settings; the torch engine has the --engine-* flags"),
-    ("slime-router-", "this version starts no router"),
-    ("use-slime-router", "this version starts no router"),
-    ("router-", "this version starts no router"),
+    ("sglang-router-", "the router's settings are the --router-* flags that --help lists"),
+    ("sglang-", "use --sglang-overrides name=value, which takes any argument of SGLang's servers"),
+    ("slime-router-", "the router is SGLang's own; its settings are the --router-* flags"),
+    ("use-slime-router", "the router is SGLang's own"),
+    ("router-", "the router's settings are those --router-* flags that --help lists"),
     ("wandb-", "Weights & Biases reads its own environment variables (WANDB_...)"),
     ("mlflow-", f"this version has no MLflow tracker; {_METRICS}"),
     ("eval-", "evaluations have other settings here, which --help lists under Evaluation"),

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from accel.contract import Accelerator
 from accel.modules import move_module
-from rollout.engines.factory import choose_engine
+from rollout.engines.choice import choose_engine
 from samples.errors import InputError
 from train.batch import TrainBatch
 from train.batching import Indices, optimizer_steps, plan_step

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from rollout.engines.choice import choose_engine
 from train.config.run import RunConfig
+from train.config.sections import JobConfig
 
 
 def device_problems(config: RunConfig) -> Iterator[str]:
@@ -29,11 +31,22 @@ def device_problems(config: RunConfig) -> Iterator[str]:
             f"{world} training devices cannot share the experts between {parallel.expert_model_parallel_size} "
             "(--expert-model-parallel-size); use a multiple of it"
         )
+    if choose_engine(config.rollout)[0] == "torch":
+        yield from _embedded_engine_problems(job)
+
+
+def _embedded_engine_problems(job: JobConfig) -> Iterator[str]:
     per_engine = job.rollout_num_gpus_per_engine
     if per_engine > 1:
-        yield f"--rollout-num-gpus-per-engine {per_engine}: the embedded engine runs on one device; use 1"
+        yield (
+            f"--rollout-num-gpus-per-engine {per_engine}: the embedded engine runs on one device; use 1, or "
+            "--rollout-engine sglang"
+        )
     if job.rollout_num_gpus is not None and job.rollout_num_gpus > 1:
-        yield f"--rollout-num-gpus {job.rollout_num_gpus}: this version has one rollout engine, on one device; use 1"
+        yield (
+            f"--rollout-num-gpus {job.rollout_num_gpus}: there is one embedded engine, on one device; use 1, or "
+            "--rollout-engine sglang"
+        )
 
 
 def launcher_problems(config: RunConfig) -> Iterator[str]:

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
+from rollout.deploy.config import SGLangConfig
+from rollout.engines.choice import choose_engine
 from rollout.rm_types import RM_TYPES
 from train.config.flags import flags
 from train.config.run import RunConfig
@@ -67,6 +69,7 @@ def _idle(config: RunConfig) -> Iterator[_Idle]:
     yield from _idle_in_groups(config)
     if not config.debug.replays:  # a replay keeps the settings of the run that was recorded
         yield from _idle_in_rollout(config)
+        yield from _idle_in_servers(config)
         yield from _idle_in_reward(config)
         yield from _idle_in_evaluation(config)
 
@@ -114,6 +117,12 @@ def _idle_in_rollout(config: RunConfig) -> Iterator[_Idle]:
     if not rollout.rollout_sample_hook_path:
         why = "there is no sample hook that could fail; give --rollout-sample-hook-path too"
         yield _Idle(("rollout_sample_hook_on_error",), hook, why)
+
+
+def _idle_in_servers(config: RunConfig) -> Iterator[_Idle]:
+    if choose_engine(config.rollout)[0] != "sglang":
+        why = "there are no SGLang servers; give --rollout-engine sglang, or leave it out"
+        yield _Idle(tuple(SGLangConfig.model_fields), ("rollout_engine",), why)
 
 
 def _idle_in_reward(config: RunConfig) -> Iterator[_Idle]:

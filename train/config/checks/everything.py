@@ -16,6 +16,7 @@ from train.config.checks.overlap import overlap_problems
 from train.config.checks.paths import model_and_prompt_problems, output_problems
 from train.config.checks.profiling import profiling_problems
 from train.config.checks.rollout import length_problems, reward_problems, sampling_problems
+from train.config.checks.servers import server_problems
 from train.config.problems import raise_problems
 from train.config.run import RunConfig
 
@@ -27,6 +28,7 @@ CHECKS = (
     overlap_problems,
     length_problems,
     reward_problems,
+    server_problems,
     evaluation_problems,
     batch_problems,
     micro_batch_problems,

@@ -1,0 +1,1 @@
+"""Rollout engines that are SGLang servers, behind its router."""

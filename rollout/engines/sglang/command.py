@@ -1,0 +1,122 @@
+"""The command line and environment of one SGLang server, from a plan and the run's settings; nothing is started."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from accel.contract import Accelerator
+from rollout.deploy.addresses import bracketed
+from rollout.deploy.config import SGLangConfig
+from rollout.deploy.description import WorkerType
+from rollout.deploy.layout import EnginePlan
+from rollout.deploy.overrides import checked_overrides, run_overrides
+
+SAMPLING_MASK_TOKENS = 1024  # at most so many tokens may be left by top-p and top-k, where their ids are asked for
+
+
+@dataclass(frozen=True)
+class ServerSettings:
+    """What all servers of a model have in common. ``max_total_tokens``: of the KV cache (None: SGLang decides)."""
+
+    model_dir: Path
+    dtype: torch.dtype
+    max_context_len: int
+    max_running_requests: int
+    max_total_tokens: int | None
+    load_weights: bool
+    seed: int
+    threads: int
+    vocab_size: int
+    trust_remote_code: bool = False
+
+
+@dataclass(frozen=True)
+class Ports:
+    """All held for the server: HTTP, its process group's, and for a prefill server the one that decode ones ask."""
+
+    http: int
+    group: int
+    bootstrap: int | None = None
+
+
+def server_command(
+    python: Path,
+    plan: EnginePlan,
+    settings: ServerSettings,
+    config: SGLangConfig,
+    accelerator: Accelerator,
+    *,
+    host: str,
+    ports: Ports,
+    node_rank: int = 0,
+    group_host: str | None = None,
+) -> list[str]:
+    """The command line of the engine's part on node ``node_rank`` of those it spans; ``group_host`` is its first node.
+
+    Later ones win: the accelerator's arguments, the run's settings, ``--sglang-overrides``, the group's overrides.
+    """
+    arguments: dict[str, Any] = {
+        "model_path": plan.model_path or str(settings.model_dir),
+        "host": host,
+        "port": ports.http,
+        "dist_init_addr": f"{bracketed(group_host or host)}:{ports.group}",
+        "device": accelerator.device_type,
+        "tp_size": plan.num_devices,
+        "dtype": str(settings.dtype).removeprefix("torch."),
+        "context_length": settings.max_context_len,
+        "max_running_requests": settings.max_running_requests,
+        "random_seed": settings.seed,
+        "log_level": "info" if config.router_log_requests else config.sglang_log_level,
+        "sampling_mask_max_tokens": min(SAMPLING_MASK_TOKENS, settings.vocab_size),
+        "skip_server_warmup": True,
+    }
+    if settings.max_total_tokens is not None:
+        arguments["max_total_tokens"] = settings.max_total_tokens
+    if settings.trust_remote_code:
+        arguments["trust_remote_code"] = True
+    if not settings.load_weights and plan.updates_weights:
+        arguments["load_format"] = "dummy"  # the trainer's weights come before the first request
+    if config.router_log_requests:
+        arguments["log_requests"] = True
+    if accelerator.capabilities.exclusive_devices:
+        arguments["base_gpu_id"] = plan.shares[node_rank].devices[0]
+    if len(plan.shares) > 1:
+        arguments |= {"nnodes": len(plan.shares), "node_rank": node_rank}
+    if plan.worker_type in (WorkerType.PREFILL, WorkerType.DECODE):
+        arguments["disaggregation_mode"] = plan.worker_type.value
+        if ports.bootstrap is not None:
+            arguments["disaggregation_bootstrap_port"] = ports.bootstrap
+    arguments |= run_overrides(config) | checked_overrides(
+        plan.overrides, f"overrides of group {plan.group} of model {plan.model}"
+    )
+    command = [str(python), "-m", "sglang.launch_server", *accelerator.sglang_arguments]
+    for name, value in arguments.items():
+        command += _as_flag(name, value)
+    return command
+
+
+def server_environment(accelerator: Accelerator, settings: ServerSettings) -> dict[str, str]:
+    """Variables of a server beside those of this process."""
+    environment = accelerator.worker_env(settings.threads) | dict(accelerator.sglang_env)
+    environment |= {"HF_HUB_OFFLINE": "1", "PYTHONUNBUFFERED": "1", "PYTHONSAFEPATH": "1"}
+    # Longer than any pause between two rollouts: the router would send a request on a connection that is just closed.
+    environment["SGLANG_TIMEOUT_KEEP_ALIVE"] = "86400"
+    if accelerator.sglang_platform is not None:
+        environment["SGLANG_PLATFORM"] = accelerator.sglang_platform
+    return environment
+
+
+def _as_flag(name: str, value: Any) -> list[str]:
+    """``--name value``; a switch alone for true, nothing for false and none."""
+    flag = "--" + name.replace("_", "-")
+    if value is None or value is False:
+        return []
+    if value is True:
+        return [flag]
+    if isinstance(value, list | tuple):
+        return [flag, *map(str, value)]
+    return [flag, str(value)]

@@ -1,0 +1,365 @@
+"""SGLang servers behind their router, as one rollout engine."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Coroutine, Mapping
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from accel.contract import Accelerator
+from rollout.deploy.addresses import base_url
+from rollout.deploy.config import SGLangConfig
+from rollout.deploy.layout import EnginePlan, Layout
+from rollout.deploy.ports import PortLease
+from rollout.deploy.process import ServerProcess
+from rollout.deploy.router import AFFINITY_HEADER, Router, Worker
+from rollout.engines.errors import EngineError
+from rollout.engines.protocol import EngineCapabilities, EngineHealth, GenerateRequest, GenerateResult
+from rollout.engines.sglang.command import (
+    SAMPLING_MASK_TOKENS,
+    Ports,
+    ServerSettings,
+    server_command,
+    server_environment,
+)
+from rollout.engines.sglang.http import HttpClient, Refusal, Unreachable
+from rollout.engines.sglang.recovery import Recovery
+from rollout.engines.sglang.requests import check_tokens, limit_of, needs_kept_ids, read_answer, request_body
+from rollout.engines.sglang.server import SGLangServer, all_of
+from rollout.engines.sglang.weights import DiskChannel, ExpectedWeights, TensorChannel, WeightChannel
+from rollout.engines.torch_engine.detokenize import Detokenizer
+from samples.errors import InputError
+
+_HOST = "127.0.0.1"
+_ABORT_EVERY = 1.0  # seconds; a request that was on its way when the servers were told is met by the next call
+_ABORT_TIMEOUT = 60.0
+
+
+class SGLangEngine:
+    """The servers of ``layout``'s one model, on this machine, and their router.
+
+    Greedy responses depend on prompt and weights alone. Sampled ones depend on the request's seed alone only where the
+    servers run with ``--sglang-overrides enable_deterministic_inference=true``, which SGLang has for some attention
+    backends; else on the order in which requests are served.
+    """
+
+    def __init__(
+        self,
+        layout: Layout,
+        settings: ServerSettings,
+        config: SGLangConfig,
+        accelerator: Accelerator,
+        *,
+        python: Path,
+        log_dir: Path,
+    ) -> None:
+        self._layout, self._settings, self._config, self._accelerator = layout, settings, config, accelerator
+        self._python, self._log_dir = python, log_dir
+        (self._model,) = layout.models
+        for plan in self._model.engines:
+            if len(plan.shares) > 1:
+                raise InputError(f"engine {plan.name} spans nodes; this version starts servers on one machine only")
+        self._ports = PortLease()
+        self._client = HttpClient(connections=settings.max_running_requests * max(1, len(self._model.engines)) + 32)
+        self._servers: list[SGLangServer] = []
+        self._router: Router | None = None
+        self._recovery: Recovery | None = None
+        self._channel: WeightChannel = (
+            DiskChannel(log_dir / "weights", settings.model_dir)
+            if config.sglang_weight_channel == "disk"
+            else TensorChannel()
+        )
+        self._expected: ExpectedWeights | None = None
+        self._detokenizer: Detokenizer | None = None
+        self._version = -1
+        self._in_flight: dict[str, str] = {}  # our id -> the id that servers know
+        self._direct: Counter[str] = Counter()  # requests under way that went past the router, by server
+        self._tries = 0
+        self._generated = 0
+
+    @property
+    def capabilities(self) -> EngineCapabilities:
+        frees = self._accelerator.capabilities.memory_saver
+        return EngineCapabilities(returns_kept_token_ids=True, frees_memory=frees, keeps_requests_across_updates=True)
+
+    @property
+    def weight_version(self) -> int:
+        return self._version
+
+    @property
+    def description(self) -> str:
+        """Who serves, known after ``start``."""
+        versions = ", ".join(sorted({server.version for server in self._servers})) or "not started"
+        return f"{len(self._servers)} SGLang server(s) ({versions}) behind {self._router.url if self._router else '-'}"
+
+    @property
+    def servers(self) -> list[SGLangServer]:
+        return list(self._servers)
+
+    @property
+    def router(self) -> Router:
+        if self._router is None:
+            raise EngineError("the engine is not running: call start() first")
+        return self._router
+
+    async def start(self) -> None:
+        """All servers at once, and the router; EngineError names the first that fails, and nothing goes on then."""
+        if self._router is not None:
+            raise EngineError("the engine is started already")
+        from samples.tokenizer import load_tokenizer
+
+        trust = self._settings.trust_remote_code
+        self._detokenizer = Detokenizer(load_tokenizer(self._settings.model_dir, trust_remote_code=trust))
+        self._expected = ExpectedWeights(self._settings.model_dir)
+        self._router = Router(
+            self._model.name,
+            self._config,
+            self._client,
+            self._ports,
+            python=self._python,
+            log_dir=self._log_dir,
+            disaggregated=self._model.disaggregated,
+        )
+        try:
+            self._servers = [self._planned(plan) for plan in self._model.engines]
+            for server in self._servers:
+                server.launch()
+            waits = [server.wait_ready(self._config.sglang_start_timeout) for server in self._servers]
+            await _first_failure(self._router.start(), *waits)
+            for server in self._servers:
+                await self._router.register(Worker(server.url))
+            self._recovery = Recovery(
+                self._servers,
+                self._router,
+                self._restore,
+                interval=self._config.rollout_health_check_interval,
+                timeout=self._config.rollout_health_check_timeout,
+                max_restarts=self._config.max_engine_restarts,
+                start_timeout=self._config.sglang_start_timeout,
+            )
+            self._recovery.start()
+        except BaseException:
+            await self.stop()
+            raise
+
+    async def stop(self) -> None:
+        router, servers = self._router, self._servers
+        if router is None:
+            return
+        recovery, self._recovery = self._recovery, None
+        if recovery is not None:
+            await recovery.stop()
+        self._router, self._servers = None, []
+        try:
+            await all_of(router.stop(), *(server.stop() for server in servers))
+        finally:
+            self._channel.close()
+            self._ports.close()
+            await self._client.close()
+
+    async def generate(self, request: GenerateRequest) -> GenerateResult:
+        router = self.router
+        limit = limit_of(request, self._settings.max_context_len)
+        check_tokens(request, self._settings.vocab_size)
+        if request.request_id in self._in_flight:
+            raise InputError(f"request {request.request_id}: a request with this id is running already")
+        # Ids are told apart by a number: a server may still be ending a request that was cancelled here.
+        self._tries += 1
+        server_id = f"{request.request_id}#{self._tries}"
+        self._in_flight[request.request_id] = server_id
+        mask_tokens = min(SAMPLING_MASK_TOKENS, self._settings.vocab_size)
+        body = request_body(request, server_id, limit, mask_tokens)
+        try:
+            answer = await self._answer(router, request, body)
+        except asyncio.CancelledError:
+            await asyncio.shield(self._abort_quietly(server_id))
+            raise
+        except Refusal as refusal:
+            raise _as_ours(request, refusal) from refusal
+        finally:
+            self._in_flight.pop(request.request_id, None)
+        assert self._detokenizer is not None
+        text_of = self._detokenizer
+        result = read_answer(request, answer, _version, lambda ids: text_of.decode_batch([ids])[0])
+        self._generated += len(result.output_ids)
+        return result
+
+    async def _answer(self, router: Router, request: GenerateRequest, body: dict[str, Any]) -> Any:
+        """The server's answer. A request that a server took with it when it died is asked again."""
+        recovery = self._running()
+        for attempt in count():
+            await recovery.whole()
+            # The router drops fields that it does not know, such as the one that asks for the kept ids.
+            direct = self._least_busy() if needs_kept_ids(request) else None
+            url = router.url if direct is None else direct
+            if direct is not None:
+                self._direct[direct] += 1
+            try:
+                return await self._client.post(
+                    f"{url}/generate",
+                    body,
+                    timeout=self._config.sglang_request_timeout,
+                    headers={AFFINITY_HEADER: _affinity(request)},
+                )
+            except Unreachable:
+                # The watch has seen by now that a server is dead, if one is; else the fault is another.
+                async with recovery.lock:
+                    await recovery.check()
+                if attempt >= self._config.max_engine_restarts:
+                    raise
+            finally:
+                if direct is not None:
+                    self._direct[direct] -= 1
+        raise AssertionError("unreachable: the loop returns or raises")
+
+    async def _restore(self, server: SGLangServer) -> None:
+        """Give a server that was started again what the others have."""
+        if self._version < 0 or not self._model.updates_weights:
+            return
+        await self._channel.reload(server)
+        await self._check_version(server, self._version)
+
+    async def abort(self, request_id: str | None = None) -> None:
+        """Abort one request, or all; return when they are answered. EngineError when they are not in time."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + _ABORT_TIMEOUT
+        waited_for = [request_id] if request_id is not None else list(self._in_flight)
+        while left := [name for name in waited_for if name in self._in_flight]:
+            for server_id in [None] if request_id is None else [self._in_flight[name] for name in left]:
+                await all_of(*(server.abort(server_id) for server in self._servers))
+            wait_until = loop.time() + _ABORT_EVERY
+            while loop.time() < wait_until and any(name in self._in_flight for name in left):
+                await asyncio.sleep(0.01)
+            if loop.time() > deadline:
+                raise EngineError(f"{len(left)} request(s) were not answered {_ABORT_TIMEOUT:g} s after their abort")
+
+    async def pause(self) -> None:
+        await self._running().hold("pause")
+        await all_of(*(server.pause("in_place") for server in self._servers))
+
+    async def resume(self) -> None:
+        await all_of(*(server.resume() for server in self._servers))
+        self._running().let_go("pause")
+
+    async def begin_update(self, version: int) -> None:  # noqa: ARG002 - the servers get it with the last tensor
+        assert self._expected is not None
+        recovery = self._running()
+        await recovery.hold("update")
+        await recovery.check()
+        await all_of(*(server.pause("retract") for server in self._updated()))
+        self._expected.begin()
+        await self._channel.begin(self._updated())
+
+    async def update_weights(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        assert self._expected is not None
+        self._expected.check(tensors)
+        await self._channel.send(tensors)
+
+    async def commit_update(self, version: int) -> None:
+        assert self._expected is not None
+        self._expected.check_whole()
+        await self._channel.finish(str(version))
+        await all_of(*(self._check_version(server, version) for server in self._updated()))
+        await all_of(*(server.flush() for server in self._updated()))
+        self._version = version
+        await all_of(*(server.resume() for server in self._updated()))
+        self._running().let_go("update")
+
+    async def flush_cache(self) -> None:
+        await all_of(*(server.flush() for server in self._servers))
+
+    async def release_memory(self, tags: tuple[str, ...] = ()) -> None:
+        self._check_frees()
+        await self._running().hold("memory")
+        await all_of(*(server.release_memory(tags) for server in self._servers))
+
+    async def resume_memory(self, tags: tuple[str, ...] = ()) -> None:
+        self._check_frees()
+        await all_of(*(server.resume_memory(tags) for server in self._servers))
+        self._running().let_go("memory")
+
+    async def health(self) -> EngineHealth:
+        alive = await asyncio.gather(*(self._is_alive(server) for server in self._servers))
+        dead = [server.name for server, well in zip(self._servers, alive, strict=True) if not well]
+        detail = "not running" if not alive else f"no answer from {', '.join(dead)}" if dead else ""
+        return EngineHealth(
+            alive=bool(alive) and not dead,
+            running=len(self._in_flight),
+            waiting=0,
+            weight_version=self._version,
+            detail=detail,
+            extra={"generated_tokens": self._generated},
+            counts={
+                "restarts": self._recovery.restarts if self._recovery is not None else 0,
+                "router_restarts": self._router.restarts if self._router is not None else 0,
+                "http_retries": self._client.retried,
+            },
+        )
+
+    def _running(self) -> Recovery:
+        if self._recovery is None:
+            raise EngineError("the engine is not running: call start() first")
+        return self._recovery
+
+    def _updated(self) -> list[SGLangServer]:
+        return self._servers if self._model.updates_weights else []
+
+    def _planned(self, plan: EnginePlan) -> SGLangServer:
+        ports = Ports(http=self._ports.take(_HOST), group=self._ports.take(_HOST))
+        command = server_command(
+            self._python, plan, self._settings, self._config, self._accelerator, host=_HOST, ports=ports
+        )
+        environment = server_environment(self._accelerator, self._settings)
+        process = ServerProcess(f"server {plan.name}", command, self._log_dir / f"{plan.name}.log", environment)
+        return SGLangServer(f"server {plan.name}", base_url(_HOST, ports.http), self._client, process)
+
+    def _least_busy(self) -> str:
+        return min((server.url for server in self._servers), key=lambda url: self._direct[url])
+
+    async def _check_version(self, server: SGLangServer, version: int) -> None:
+        found = await server.weight_version()
+        if found != str(version):
+            raise EngineError(f"{server.name} has weight version {found} after the update to {version}")
+
+    async def _is_alive(self, server: SGLangServer) -> bool:
+        return server.alive and await server.is_healthy()
+
+    async def _abort_quietly(self, server_id: str) -> None:
+        """Of a request whose caller has gone: whatever becomes of it interests nobody."""
+        await asyncio.gather(*(server.abort(server_id) for server in self._servers), return_exceptions=True)
+
+    def _check_frees(self) -> None:
+        if not self.capabilities.frees_memory:
+            raise EngineError(f"SGLang servers on {self._accelerator.name} cannot give memory back while they run")
+
+
+async def _first_failure(*calls: Coroutine[Any, Any, None]) -> None:
+    """Await all; the first that fails cancels the others and is raised."""
+    tasks = [asyncio.ensure_future(call) for call in calls]
+    try:
+        await asyncio.gather(*tasks)
+    except BaseException:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        raise
+
+
+def _affinity(request: GenerateRequest) -> str:
+    """Responses to one prompt share it, and with --router-policy manual a server and its cache."""
+    return f"{request.rollout_id}-{hash(request.input_ids):x}"
+
+
+def _as_ours(request: GenerateRequest, refusal: Refusal) -> Exception:
+    kind = InputError if refusal.status == 400 else EngineError
+    return kind(f"request {request.request_id}: {refusal}")
+
+
+def _version(text: str) -> int:
+    """The trainer's number; servers start with a word of their own."""
+    return int(text) if text.lstrip("-").isdecimal() else -1

@@ -1,0 +1,153 @@
+"""One SGLang server: started by us or by somebody else, and what is asked of it outside generation."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+from rollout.deploy.process import ServerProcess
+from rollout.engines.errors import EngineError
+from rollout.engines.sglang.http import HttpClient
+
+NEEDED = (
+    "/generate",
+    "/pause_generation",
+    "/continue_generation",
+    "/abort_request",
+    "/flush_cache",
+    "/update_weights_from_disk",
+    "/update_weights_from_tensor",
+)
+_UPDATE_TIMEOUT = 600.0  # seconds that one bucket, or one load from disk, may take
+_CONTROL_TIMEOUT = 60.0
+
+
+class SGLangServer:
+    """``process`` is None for a server that somebody else started: it is used, and left running.
+
+    ``update_session``: whether tensors are sent between begin_weight_update and end_weight_update, which servers from
+    0.5.23 on demand and older ones do not know.
+    """
+
+    def __init__(self, name: str, url: str, client: HttpClient, process: ServerProcess | None = None) -> None:
+        self.name, self.url = name, url
+        self._client, self._process = client, process
+        self.update_session = False
+        self.tensor_parallel_size = 1
+        self.version = "unknown"
+
+    @property
+    def ours(self) -> bool:
+        """Whether we started it, and so may start it again."""
+        return self._process is not None
+
+    @property
+    def alive(self) -> bool:
+        """Whether its process runs; of somebody else's server nothing is known without asking."""
+        return self._process is None or self._process.alive
+
+    def launch(self) -> None:
+        if self._process is not None:
+            self._process.start()
+
+    async def wait_ready(self, timeout: float) -> None:
+        """Return once it answers, and has what we need. EngineError with the end of its log."""
+        if self._process is None:
+            if not await self.is_healthy():
+                raise EngineError(f"{self.url}/health does not answer: start the server, or take its address out")
+        else:
+            await self._process.wait_ready(self.is_healthy, timeout, "--sglang-start-timeout")
+        await self._probe()
+
+    async def _probe(self) -> None:
+        """Ask it what it has: endpoints and version."""
+        described = await self._client.get(f"{self.url}/openapi.json")
+        paths = set(described["paths"])
+        info = await self._client.get(f"{self.url}/server_info")
+        self.version, self.tensor_parallel_size = str(info["version"]), int(info["tp_size"])
+        missing = [path for path in NEEDED if path not in paths]
+        if missing:
+            raise EngineError(
+                f"{self.name} ({self.url}) is SGLang {self.version} without {', '.join(missing)}: use 0.5.23, which "
+                "this is tested with"
+            )
+        self.update_session = "/begin_weight_update" in paths
+
+    async def is_healthy(self, timeout: float = 5.0) -> bool:
+        return await self._client.answers(f"{self.url}/health", timeout)
+
+    async def model_info(self) -> dict[str, Any]:
+        info: dict[str, Any] = await self._client.get(f"{self.url}/model_info")
+        return info
+
+    async def weight_version(self) -> str:
+        return str((await self.model_info())["weight_version"])
+
+    async def pause(self, mode: str) -> None:
+        """``in_place`` keeps the cache of what runs, ``retract`` lets it be computed anew, as new weights need it."""
+        await self._control("pause_generation", mode=mode)
+
+    async def resume(self) -> None:
+        await self._control("continue_generation")
+
+    async def abort(self, request_id: str | None) -> None:
+        await self._control("abort_request", **({"abort_all": True} if request_id is None else {"rid": request_id}))
+
+    async def flush(self) -> None:
+        await self._control("flush_cache")
+
+    async def release_memory(self, tags: tuple[str, ...]) -> None:
+        await self._control("release_memory_occupation", **({"tags": list(tags)} if tags else {}))
+
+    async def resume_memory(self, tags: tuple[str, ...]) -> None:
+        await self._control("resume_memory_occupation", **({"tags": list(tags)} if tags else {}))
+
+    async def begin_update(self) -> None:
+        if self.update_session:
+            await self._control("begin_weight_update")
+
+    async def end_update(self) -> None:
+        if self.update_session:
+            await self._control("end_weight_update")
+
+    async def update_from_tensors(self, packed: str, version: str | None, *, flush: bool) -> None:
+        """``packed``: base64 of the pickled list of (name, whole tensor). Each tensor-parallel rank takes its part."""
+        serialized = [packed] * self.tensor_parallel_size
+        body: dict[str, Any] = {"serialized_named_tensors": serialized, "flush_cache": flush}
+        await self._update("update_weights_from_tensor", body, version)
+
+    async def update_from_disk(self, directory: Path, version: str) -> None:
+        """Load every tensor of the directory. No request is answered meanwhile, paused or not."""
+        body = {"model_path": str(directory), "load_format": "auto"}  # it was started with dummy weights
+        await self._update("update_weights_from_disk", body, version)
+
+    async def post(self, path: str, body: dict[str, Any], timeout: float) -> Any:
+        return await self._client.post(f"{self.url}/{path}", body, timeout=timeout)
+
+    async def stop(self) -> None:
+        """End it; somebody else's goes on."""
+        if self._process is not None:
+            await self._process.stop()
+
+    def last_words(self) -> str:
+        return self._process.last_words() if self._process is not None else ""
+
+    async def _update(self, path: str, body: dict[str, Any], version: str | None) -> None:
+        body = body if version is None else body | {"weight_version": version}
+        # One try: a second one could meet half of the first.
+        answer = await self._client.post(f"{self.url}/{path}", body, timeout=_UPDATE_TIMEOUT, retries=0)
+        if not answer.get("success"):
+            raise EngineError(f"{self.name} did not take new weights: {answer.get('message')}")
+
+    async def _control(self, path: str, **body: Any) -> None:
+        await self._client.post(f"{self.url}/{path}", body, timeout=_CONTROL_TIMEOUT)
+
+
+async def all_of(*calls: Any) -> list[Any]:
+    """Await all, whichever fails; then raise the first failure."""
+    results = await asyncio.gather(*calls, return_exceptions=True)
+    for result in results:
+        if isinstance(result, BaseException):
+            raise result
+    return results

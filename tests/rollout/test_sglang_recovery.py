@@ -1,0 +1,96 @@
+"""Real servers and the real router, killed in the middle of a rollout."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from rollout.engines.errors import EngineError
+from rollout.engines.protocol import GenerateRequest, SamplingParams
+from tests.rollout.sglang_cases import MARKS, embedded, servers
+from train.example import write_example
+
+pytestmark = [*MARKS, pytest.mark.nightly]
+
+LONG = SamplingParams(max_new_tokens=100, temperature=0.0, ignore_eos=True)
+
+
+def kill_server(process):
+    """kill -9 of the program itself: the child of its supervisor."""
+    supervisor = process._process.pid
+    (child,) = Path(f"/proc/{supervisor}/task/{supervisor}/children").read_text().split()
+    os.kill(int(child), signal.SIGKILL)
+
+
+async def update(engine, weights):
+    await engine.begin_update(1)
+    await engine.update_weights(weights)
+    await engine.commit_update(1)
+
+
+async def answers(engine, kill=None):
+    requests = [GenerateRequest(f"r{n}", (3 + n % 10, 4, 13), LONG, 0, 0, n) for n in range(24)]
+    tasks = [asyncio.create_task(engine.generate(request)) for request in requests]
+    if kill is not None:
+        await asyncio.sleep(0.5)
+        kill_server(kill)
+    return await asyncio.gather(*tasks)
+
+
+@pytest.mark.parametrize("channel", ["disk", "tensor"])
+async def test_no_sample_is_lost_or_doubled_when_a_server_and_then_the_router_are_killed(channel, tmp_path):
+    model_dir = write_example(tmp_path / "example", 0).hf_checkpoint
+    generator = torch.Generator().manual_seed(3)
+    weights = {
+        name: torch.randn(tensor.shape, generator=generator) * 0.2 if tensor.dim() == 2 else tensor
+        for name, tensor in load_file(model_dir / "model.safetensors").items()
+    }
+    reference = embedded(model_dir)
+    await reference.start()
+    await update(reference, weights)
+    expected = [result.output_ids for result in await answers(reference)]
+    await reference.stop()
+
+    engine = servers(
+        model_dir,
+        tmp_path / "servers",
+        engines=2,
+        load_weights=False,
+        sglang_weight_channel=channel,
+        max_engine_restarts=1,
+    )
+    await engine.start()
+    try:
+        await update(engine, weights)
+        for killed, counts in (
+            (None, (0, 0)),
+            (engine.servers[0]._process, (1, 0)),
+            (engine.router._process, (1, 1)),
+        ):
+            results = await answers(engine, kill=killed)
+            assert [result.request_id for result in results] == [f"r{n}" for n in range(24)]
+            assert [result.output_ids for result in results] == expected
+            for _ in range(1200):  # nothing waits for the restart where the other server answered everything
+                health = await engine.health()
+                if health.alive and (health.counts["restarts"], health.counts["router_restarts"]) == counts:
+                    break
+                await asyncio.sleep(0.25)
+            assert (health.counts["restarts"], health.counts["router_restarts"]) == counts
+            async with engine._running().lock:
+                assert sorted(await engine.router.workers()) == sorted(server.url for server in engine.servers)
+            assert [await server.weight_version() for server in engine.servers] == ["1", "1"]
+        kill_server(engine.servers[1]._process)
+        while engine._running().failure is None:
+            await asyncio.sleep(0.1)
+        with pytest.raises(
+            EngineError, match=r"server actor-0-regular-1 died, and --max-engine-restarts 1 are used up"
+        ):
+            await answers(engine)
+    finally:
+        await engine.stop()

@@ -1,0 +1,79 @@
+"""Settings of SGLang servers: refused before anything starts where they cannot work or nothing would come of them."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from rollout.deploy.interpreter import check_interpreter, sglang_python
+from samples.errors import InputError
+from train.config.checks import validate
+from train.config.settings import build
+from train.prepare import resolve_server_logs, without_places
+
+
+def problems(**values):
+    try:
+        validate(build({"rollout_engine": "sglang"} | values))
+    except InputError as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"rollout_num_gpus": 3, "rollout_num_gpus_per_engine": 2}, "--rollout-num-gpus 3 does not hold whole engines"),
+        ({"rollout_num_gpus": 0}, "no server would be started"),
+        ({"sglang_router_ip": "10.0.0.1"}, "--sglang-router-ip 10.0.0.1 needs --sglang-router-port"),
+        ({"rollout_min_response_len": 2}, "--rollout-min-response-len 2 with --rollout-engine sglang"),
+        ({"sglang_overrides": ("tp_size=2",)}, "--sglang-overrides: tp_size follows from the layout"),
+        ({"sglang_overrides": ("mem",)}, "--sglang-overrides mem: expected name=value"),
+    ],
+)
+def test_what_servers_cannot_do_is_refused(values, said):
+    assert said in problems(**values)
+
+
+def test_several_servers_are_accepted_where_the_embedded_engine_is_one():
+    assert "--rollout-num-gpus" not in problems(rollout_num_gpus=4, rollout_num_gpus_per_engine=2)
+    assert "one embedded engine" in problems(rollout_num_gpus=4, rollout_engine="torch")
+
+
+def test_settings_of_servers_without_servers_are_refused():
+    assert "--router-log-requests: there are no SGLang servers" in problems(
+        router_log_requests=True, rollout_engine="torch"
+    )
+
+
+def test_logs_lie_in_the_run_directory_unless_said_and_are_no_part_of_the_repeatable_configuration(tmp_path):
+    config = build({"rollout_engine": "sglang"})
+    resolved = resolve_server_logs(config, tmp_path)
+    assert resolved.sglang.sglang_log_dir == str(tmp_path / "servers")
+    repeatable, places = without_places(resolved)
+    assert repeatable.sglang.sglang_log_dir is None
+    assert places["sglang_log_dir"] == str(tmp_path / "servers")
+    asked = build({"rollout_engine": "sglang", "sglang_log_dir": "logs"})
+    assert resolve_server_logs(asked, tmp_path).sglang.sglang_log_dir == str(Path("logs").absolute())
+    embedded = build({"rollout_engine": "torch"})
+    assert resolve_server_logs(embedded, tmp_path) is embedded
+
+
+def test_a_python_that_cannot_serve_is_refused_with_what_it_lacks(tmp_path):
+    with pytest.raises(InputError, match="there is no such file"):
+        sglang_python(str(tmp_path / "python"))
+    broken = tmp_path / "python"
+    broken.write_text("#!/bin/sh\necho no python >&2\nexit 1\n")
+    broken.chmod(0o755)
+    with pytest.raises(InputError, match="is no Python that works: no python"):
+        check_interpreter(broken)
+    with pytest.raises(InputError, match=r"lacks \['sglang', 'sglang_router'\]"):
+        check_interpreter(Path(sys.executable))
+
+
+def test_without_an_environment_the_way_to_one_is_named(monkeypatch, tmp_path):
+    monkeypatch.setattr("rollout.deploy.interpreter._CPU_ENVIRONMENT", tmp_path / "none")
+    with pytest.raises(InputError, match="run `make sglang-cpu` first"):
+        sglang_python(None)

@@ -1,0 +1,36 @@
+"""SGLang servers: what their settings mean together, and what they cannot do that the embedded engine can."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from rollout.deploy.overrides import run_overrides
+from rollout.engines.choice import choose_engine
+from samples.errors import InputError
+from train.config.run import RunConfig
+
+
+def server_problems(config: RunConfig) -> Iterator[str]:
+    if choose_engine(config.rollout)[0] != "sglang" or config.debug.replays:
+        return
+    job, sglang = config.job, config.sglang
+    per_engine = job.rollout_num_gpus_per_engine
+    if job.rollout_num_gpus and job.rollout_num_gpus % per_engine:
+        yield (
+            f"--rollout-num-gpus {job.rollout_num_gpus} does not hold whole engines of --rollout-num-gpus-per-engine "
+            f"{per_engine}; use a multiple of {per_engine}"
+        )
+    if job.rollout_num_gpus == 0:
+        yield "--rollout-num-gpus 0 with --rollout-engine sglang: no server would be started; leave it out, or use 1"
+    if sglang.sglang_router_ip is not None and sglang.sglang_router_port is None:
+        yield f"--sglang-router-ip {sglang.sglang_router_ip} needs --sglang-router-port"
+    if config.rollout.rollout_min_response_len > 0:
+        yield (
+            f"--rollout-min-response-len {config.rollout.rollout_min_response_len} with --rollout-engine sglang: its "
+            "log-probabilities are then those of the distribution without end tokens, not the policy's; use "
+            "--rollout-engine torch"
+        )
+    try:
+        run_overrides(sglang)
+    except InputError as error:
+        yield str(error)
