@@ -143,6 +143,30 @@ def test_layout_that_does_not_divide_is_refused_by_flag(parallel, flag):
     check_layout(tiny_config("qwen3"), ParallelConfig(tensor_model_parallel_size=2, sequence_parallel=True))
 
 
+@pytest.mark.parametrize(
+    ("parallel", "said"),
+    [
+        ({"expert_model_parallel_size": 3}, "--expert-model-parallel-size 3 does not divide the model's 4 experts"),
+        ({"tensor_model_parallel_size": 2}, "needs --sequence-parallel"),
+        ({"tensor_model_parallel_size": 4, "sequence_parallel": True}, "num_key_value_heads=2"),
+    ],
+)
+def test_layout_that_does_not_divide_a_mixture_is_refused_by_flag(parallel, said):
+    with pytest.raises(InputError, match=said):
+        check_layout(tiny_config("qwen3_moe"), ParallelConfig(**parallel))
+
+
+def test_heads_of_every_kind_of_layer_have_to_divide():
+    with pytest.raises(InputError, match=r"num_key_value_heads of full_attention layers=2"):
+        check_layout(tiny_config("gemma4_text/key is value"), ParallelConfig(tensor_model_parallel_size=4))
+    check_layout(tiny_config("gemma4_text"), ParallelConfig(tensor_model_parallel_size=4))
+
+
+def test_groups_of_experts_that_megatron_rates_otherwise_are_refused():
+    with pytest.raises(InputError, match=r"best num_experts_per_tok // topk_group \(2 // 2\)"):
+        family_of(tiny_config("deepseek_v3", num_experts_per_tok=2))
+
+
 def test_vocabulary_is_padded_to_the_tensor_parallel_size():
     config = tiny_config("qwen3")
     assert [padded_vocab_size(config, size) for size in (1, 2, 4)] == [67, 68, 68]
