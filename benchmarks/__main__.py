@@ -13,6 +13,7 @@ from benchmarks.harness import ROOT
 BENCHMARKS: dict[str, list[str]] = {
     "sample_hooks": [],
     "async_rollout": [],
+    "process_groups": [],
     "decode": ["--threads", "1"],
     "train_step": [],
     "startup": [],
