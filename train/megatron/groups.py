@@ -7,6 +7,7 @@ from contextlib import contextmanager
 
 from accel.comm.reload import release_process_groups, reload_process_groups
 from accel.contract import Accelerator
+from train.checkpoint.errors import CheckpointWriteError
 from train.megatron.parallel import leave_ranks
 
 
@@ -29,12 +30,19 @@ class TrainerGroups:
                 reload_process_groups(self._accelerator)
                 self._released = False
             yield
-            if self._reload and (found_released or last):
-                release_process_groups(self._accelerator)
-                self._released = True
+            self._after_turn(give_back=found_released or last)
+        except CheckpointWriteError:
+            # Of the first rank alone, after all that ranks do together: the run goes on, and the others are here too.
+            self._after_turn(give_back=found_released or last)
+            raise
         except BaseException:
             self._failed = True
             raise
+
+    def _after_turn(self, *, give_back: bool) -> None:
+        if self._reload and give_back:
+            release_process_groups(self._accelerator)
+            self._released = True
 
     def close(self) -> None:
         """End all groups; at once, without waiting for peers, where a turn failed."""
