@@ -21,19 +21,19 @@ class TrainerGroups:
         self._failed = False
 
     @contextmanager
-    def turn(self, *, last: bool = False) -> Iterator[None]:
+    def turn(self, *, give_back: bool | None = None) -> Iterator[None]:
         """One piece of collective work. With ``--reload-process-groups`` the groups are there for it, and given back
-        after it where they were before, or where it is the ``last`` before the next rollout."""
-        found_released = self._released
+        after it where ``give_back`` says so; by default, where they were given back before."""
+        back = self._released if give_back is None else give_back
         try:
-            if found_released:
+            if self._released:
                 reload_process_groups(self._accelerator)
                 self._released = False
             yield
-            self._after_turn(give_back=found_released or last)
+            self._after_turn(give_back=back)
         except CheckpointWriteError:
             # Of the first rank alone, after all that ranks do together: the run goes on, and the others are here too.
-            self._after_turn(give_back=found_released or last)
+            self._after_turn(give_back=back)
             raise
         except BaseException:
             self._failed = True

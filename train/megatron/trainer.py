@@ -87,7 +87,7 @@ class MegatronTrainer:
         Every rank gets the whole batch and takes its own share. A loss is normalised over its whole optimizer step, so
         neither the number of ranks nor the size of micro-batches changes it.
         """
-        with self._groups.turn():
+        with self._groups.turn(give_back=False):  # the hand-over of the weights is next
             return self._train(batch, rollout_id)
 
     def _train(self, batch: TrainBatch, rollout_id: int) -> dict[str, float]:
@@ -110,7 +110,7 @@ class MegatronTrainer:
 
     def export_weights(self) -> Iterator[tuple[str, Tensor]]:
         """Whole tensors under Hugging Face names, on every rank; valid until the next optimizer step."""
-        with self._groups.turn(last=True):
+        with self._groups.turn(give_back=True):  # the rollout is next
             yield from iter_hf_weights(self._model, self._family, self._hf_config)
 
     def save_hf(self, directory: Path) -> None:
