@@ -9,6 +9,8 @@ from train.config.flags import NONE, Flag, flags, sections
 
 _INTRO = """\
 usage: python -m train [--config FILE.toml] [--flag VALUE ...]
+       python -m train inspect DIR         what would be built from a model directory
+       python -m train export --load DIR --to DIR         a checkpoint's model as a Hugging Face directory
 
 Reinforcement learning of a language model. With no flags it trains a small built-in example; with --hf-checkpoint and
 --prompt-data it trains that model on those prompts.
