@@ -56,10 +56,13 @@ class RolloutSettings:
     @property
     def layout(self) -> Layout:
         """Where the engines lie, on the one node of this worker."""
-        machines = Machines(num_gpus_per_node=self.num_gpus)
+        external = self.sglang.rollout_external_engine_addrs
         return plan_layout(
             describe_flags(
-                rollout_num_gpus=self.num_gpus, num_gpus_per_engine=self.num_gpus_per_engine, machines=machines
+                rollout_num_gpus=0 if external else self.num_gpus,
+                num_gpus_per_engine=self.num_gpus_per_engine,
+                external_engine_addrs=external,
+                machines=Machines(num_gpus_per_node=self.num_gpus),
             )
         )
 

@@ -17,6 +17,11 @@ class SGLangConfig(BaseModel):
         description="Python that SGLang and its router run in (default: the run's own where SGLang is installed there, "
         "else that of `make sglang-cpu`)",
     )
+    rollout_external_engine_addrs: tuple[str, ...] = Field(
+        (),
+        description="addresses (host:port) of SGLang servers that run already: used instead of starting any, given the "
+        "new weights, and left running",
+    )
     sglang_overrides: tuple[str, ...] = Field(
         (), description="arguments of the servers as name=value, such as mem_fraction_static=0.8"
     )

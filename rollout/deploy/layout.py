@@ -61,6 +61,7 @@ class ModelPlan:
     updates_weights: bool
     groups: tuple[GroupPlan, ...]
     external_engine_addrs: tuple[str, ...]
+    num_gpus_per_engine: int = 1  # of groups that do not say, and of external servers
 
     @property
     def disaggregated(self) -> bool:
@@ -151,8 +152,8 @@ def plan_layout(description: Description) -> Layout:
                 engines = tuple(_engine(model, index, group, n, at, size, machines) for n, at in enumerate(starts))
             groups.append(GroupPlan(model.name, index, group.worker_type, cursor, group.num_gpus, engines))
             cursor += group.num_gpus
-        path, updates = model.model_path, model.receives_updates
-        models.append(ModelPlan(model.name, path, updates, tuple(groups), model.external_engine_addrs))
+        path, updates, per_engine = model.model_path, model.receives_updates, model.num_gpus_per_engine or 1
+        models.append(ModelPlan(model.name, path, updates, tuple(groups), model.external_engine_addrs, per_engine))
     needed = cursor - first
     problems += _total_problems(description, needed)
     if problems:

@@ -34,12 +34,20 @@ MARKS = [
 ]
 
 
-def servers(model_dir: Path, log_dir: Path, *, engines: int = 1, load_weights: bool = True, **settings):
+def servers(
+    model_dir: Path, log_dir: Path, *, engines: int = 1, per_engine: int = 1, load_weights: bool = True, **settings
+):
     """An engine of real servers, not started: small caches, one thread each."""
+    external = settings.get("rollout_external_engine_addrs", ())
+    layout = plan_layout(
+        describe_flags(
+            rollout_num_gpus=0 if external else engines, num_gpus_per_engine=per_engine, external_engine_addrs=external
+        )
+    )
     return open_servers(
         RolloutConfig(engine_max_running_requests=32, engine_max_total_tokens=4096),
         SGLangConfig(sglang_log_dir=str(log_dir), **settings),
-        plan_layout(describe_flags(rollout_num_gpus=engines)),
+        layout,
         select_accelerator("cpu"),
         model_dir=model_dir,
         dtype=torch.float32,

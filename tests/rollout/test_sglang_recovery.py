@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 
 from rollout.engines.errors import EngineError
 from rollout.engines.protocol import GenerateRequest, SamplingParams
+from samples.errors import InputError
 from tests.rollout.sglang_cases import MARKS, embedded, servers
 from train.example import write_example
 
@@ -94,3 +95,27 @@ async def test_no_sample_is_lost_or_doubled_when_a_server_and_then_the_router_ar
             await answers(engine)
     finally:
         await engine.stop()
+
+
+async def test_a_server_started_by_hand_is_adopted_used_and_left_running(tmp_path):
+    """Its own process first, then a run that is given nothing but the address."""
+    model_dir = write_example(tmp_path / "example", 0).hf_checkpoint
+    by_hand = servers(model_dir, tmp_path / "by_hand")
+    await by_hand.start()
+    (server,) = by_hand.servers
+    address = server.url.removeprefix("http://")
+    try:
+        run = servers(model_dir, tmp_path / "run", load_weights=False, rollout_external_engine_addrs=(address,))
+        await run.start()
+        weights = load_file(model_dir / "model.safetensors")
+        await update(run, weights)
+        results = await answers(run)
+        assert {result.weight_version for result in results} == {1}
+        await run.stop()
+        assert await server.is_healthy(30)
+        other = servers(model_dir, tmp_path / "run", rollout_external_engine_addrs=(address,), per_engine=2)
+        with pytest.raises(InputError, match=r"has tensor parallel size 1, --rollout-num-gpus-per-engine says 2"):
+            await other.start()
+        assert await server.is_healthy(30)
+    finally:
+        await by_hand.stop()

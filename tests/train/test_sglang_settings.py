@@ -27,6 +27,12 @@ def problems(**values):
     [
         ({"rollout_num_gpus": 3, "rollout_num_gpus_per_engine": 2}, "--rollout-num-gpus 3 does not hold whole engines"),
         ({"rollout_num_gpus": 0}, "no server would be started"),
+        (
+            {"rollout_external_engine_addrs": ("nowhere",)},
+            "-addrs nowhere: expected host:port",
+        ),
+        ({"rollout_external_engine_addrs": ("a:1",), "rollout_num_gpus": 1}, "bring their own devices"),
+        ({"rollout_external_engine_addrs": ("a:1", "a:1")}, "stands there twice"),
         ({"sglang_router_ip": "10.0.0.1"}, "--sglang-router-ip 10.0.0.1 needs --sglang-router-port"),
         ({"rollout_min_response_len": 2}, "--rollout-min-response-len 2 with --rollout-engine sglang"),
         ({"sglang_overrides": ("tp_size=2",)}, "--sglang-overrides: tp_size follows from the layout"),

@@ -52,6 +52,7 @@ _USE = {  # slime's option: what to give instead
     "start-rollout-id": "leave it out: --load goes on after the checkpoint's step",
     "ref-ckpt-step": "--ref-load with the directory of that checkpoint",
     "save-retain-interval": "--save-keep",
+    "rollout-external": "--rollout-external-engine-addrs alone",
     "use-fault-tolerance": "leave it out: servers that die are always started again, --max-engine-restarts times",
     "rollout-health-check-first-wait": "leave it out: servers are watched from when they are ready on",
     "sglang-server-concurrency": "--engine-max-running-requests",
@@ -93,7 +94,7 @@ _LATER = {  # what this version does not do yet: its options
         use-mlflow log-multi-turn log-reward-category log-correct-samples
     """,
     "rollout engines that it does not start itself": """
-        rollout-external rollout-external-engine-addrs rollout-buffer-url rollout-buffer fetch-trajectory-retry-times
+        rollout-buffer-url rollout-buffer fetch-trajectory-retry-times
         min-batch-collection-ratio prefill-num-servers sglang-config
     """,
     "such settings of rollout that runs ahead of training": """

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from accel.contract import Accelerator
-from rollout.deploy.addresses import base_url
+from rollout.deploy.addresses import base_url, parse_address
 from rollout.deploy.config import SGLangConfig
 from rollout.deploy.layout import EnginePlan, Layout
 from rollout.deploy.ports import PortLease
@@ -20,6 +20,7 @@ from rollout.deploy.process import ServerProcess
 from rollout.deploy.router import AFFINITY_HEADER, Router, Worker
 from rollout.engines.errors import EngineError
 from rollout.engines.protocol import EngineCapabilities, EngineHealth, GenerateRequest, GenerateResult
+from rollout.engines.sglang.adopting import EXTERNAL_FLAG, check_adopted
 from rollout.engines.sglang.command import (
     SAMPLING_MASK_TOKENS,
     Ports,
@@ -127,11 +128,14 @@ class SGLangEngine:
         )
         try:
             self._servers = [self._planned(plan) for plan in self._model.engines]
+            self._servers += [self._external(address) for address in self._model.external_engine_addrs]
             for server in self._servers:
                 server.launch()
             waits = [server.wait_ready(self._config.sglang_start_timeout) for server in self._servers]
             await _first_failure(self._router.start(), *waits)
             for server in self._servers:
+                if not server.ours:
+                    await check_adopted(server, self._settings, self._model.num_gpus_per_engine)
                 await self._router.register(Worker(server.url))
             self._recovery = Recovery(
                 self._servers,
@@ -318,8 +322,14 @@ class SGLangEngine:
         process = ServerProcess(f"server {plan.name}", command, self._log_dir / f"{plan.name}.log", environment)
         return SGLangServer(f"server {plan.name}", base_url(_HOST, ports.http), self._client, process)
 
+    def _external(self, address: str) -> SGLangServer:
+        host, port = parse_address(address, EXTERNAL_FLAG)
+        return SGLangServer(f"{EXTERNAL_FLAG} {address}", base_url(host, port), self._client)
+
     def _least_busy(self) -> str:
-        return min((server.url for server in self._servers), key=lambda url: self._direct[url])
+        down = self._running().down
+        up = [server.url for server in self._servers if server.url not in down]
+        return min(up or [server.url for server in self._servers], key=lambda url: self._direct[url])
 
     async def _check_version(self, server: SGLangServer, version: int) -> None:
         found = await server.weight_version()

@@ -44,7 +44,8 @@ class Recovery:
         self._unanswered = dict.fromkeys((server.name for server in servers), 0)
         self._task: asyncio.Task[None] | None = None
         self._held_for: set[str] = set()
-        self._whole = asyncio.Event()  # set while nothing is known to be dead
+        self.down: set[str] = set()  # addresses of servers that are being brought back
+        self._whole = asyncio.Event()  # set while requests may go out
         self._whole.set()
 
     def start(self) -> None:
@@ -70,7 +71,7 @@ class Recovery:
             self.lock.release()
 
     async def whole(self) -> None:
-        """Return once all servers and the router are up. Raises ``failure`` when they will not be."""
+        """Return once the router and a server are up. Raises ``failure`` when they will not be."""
         await self._whole.wait()
         if self.failure is not None:
             raise self.failure
@@ -115,13 +116,17 @@ class Recovery:
         if self.restarts >= self._max_restarts:
             raise EngineError(f"{server.name} {why}, and --max-engine-restarts {self._max_restarts} are used up")
         self.restarts += 1
+        self.down.add(server.url)
         await self._router.deregister(server.url)
+        if any(other.alive and other.url not in self.down for other in self._servers):
+            self._whole.set()  # the others go on answering meanwhile
         await server.stop()
         server.launch()
         await server.wait_ready(self._start_timeout)
         await self._restore(server)
         await self._router.register(Worker(server.url))
         self._unanswered[server.name] = 0
+        self.down.discard(server.url)
         self._note(f"{server.name} is back")
 
     def _note(self, what: str) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 from rollout.deploy.process import ServerProcess
 from rollout.engines.errors import EngineError
 from rollout.engines.sglang.http import HttpClient
+from samples.errors import InputError
 
 NEEDED = (
     "/generate",
@@ -54,8 +55,8 @@ class SGLangServer:
     async def wait_ready(self, timeout: float) -> None:
         """Return once it answers, and has what we need. EngineError with the end of its log."""
         if self._process is None:
-            if not await self.is_healthy():
-                raise EngineError(f"{self.url}/health does not answer: start the server, or take its address out")
+            if not await self.is_healthy(timeout=30.0):
+                raise InputError(f"{self.name}: {self.url}/health does not answer; start the server, or leave it out")
         else:
             await self._process.wait_ready(self.is_healthy, timeout, "--sglang-start-timeout")
         await self._probe()
@@ -64,7 +65,7 @@ class SGLangServer:
         """Ask it what it has: endpoints and version."""
         described = await self._client.get(f"{self.url}/openapi.json")
         paths = set(described["paths"])
-        info = await self._client.get(f"{self.url}/server_info")
+        info = await self.server_info()
         self.version, self.tensor_parallel_size = str(info["version"]), int(info["tp_size"])
         missing = [path for path in NEEDED if path not in paths]
         if missing:
@@ -76,6 +77,10 @@ class SGLangServer:
 
     async def is_healthy(self, timeout: float = 5.0) -> bool:
         return await self._client.answers(f"{self.url}/health", timeout)
+
+    async def server_info(self) -> dict[str, Any]:
+        info: dict[str, Any] = await self._client.get(f"{self.url}/server_info")
+        return info
 
     async def model_info(self) -> dict[str, Any]:
         info: dict[str, Any] = await self._client.get(f"{self.url}/model_info")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from rollout.deploy.addresses import parse_address
 from rollout.deploy.overrides import run_overrides
 from rollout.engines.choice import choose_engine
 from samples.errors import InputError
@@ -20,7 +21,20 @@ def server_problems(config: RunConfig) -> Iterator[str]:
             f"--rollout-num-gpus {job.rollout_num_gpus} does not hold whole engines of --rollout-num-gpus-per-engine "
             f"{per_engine}; use a multiple of {per_engine}"
         )
-    if job.rollout_num_gpus == 0:
+    external = sglang.rollout_external_engine_addrs
+    for address in external:
+        try:
+            parse_address(address, "--rollout-external-engine-addrs")
+        except InputError as error:
+            yield str(error)
+    if external and job.rollout_num_gpus:
+        yield (
+            f"--rollout-num-gpus {job.rollout_num_gpus} with --rollout-external-engine-addrs: external servers bring "
+            "their own devices; leave it out, or use 0"
+        )
+    if len(set(external)) < len(external):
+        yield "--rollout-external-engine-addrs: an address stands there twice"
+    if job.rollout_num_gpus == 0 and not external:
         yield "--rollout-num-gpus 0 with --rollout-engine sglang: no server would be started; leave it out, or use 1"
     if sglang.sglang_router_ip is not None and sglang.sglang_router_port is None:
         yield f"--sglang-router-ip {sglang.sglang_router_ip} needs --sglang-router-port"

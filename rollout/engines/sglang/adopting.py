@@ -1,0 +1,34 @@
+"""Servers that somebody else started: whether they serve this run's model, as this run needs it."""
+
+from __future__ import annotations
+
+import json
+
+from rollout.engines.sglang.command import ServerSettings
+from rollout.engines.sglang.server import SGLangServer
+from samples.errors import InputError
+
+EXTERNAL_FLAG = "--rollout-external-engine-addrs"
+
+
+async def check_adopted(server: SGLangServer, settings: ServerSettings, tensor_parallel_size: int) -> None:
+    """Raises InputError naming the address, what the server has and what the run needs."""
+    model, info = await server.model_info(), await server.server_info()
+    ours = json.loads((settings.model_dir / "config.json").read_text(encoding="utf-8"))
+    for name in ("model_type", "architectures"):
+        if model.get(name) != ours.get(name):
+            raise InputError(
+                f"{server.name} serves {model['model_path']} with {name} {model.get(name)!r}, --hf-checkpoint "
+                f"{settings.model_dir} has {ours.get(name)!r}; start it with this model"
+            )
+    context = info.get("context_length")
+    if context is not None and int(context) < settings.max_context_len:
+        raise InputError(
+            f"{server.name} has a context of {context} tokens, the run needs {settings.max_context_len}; start it with "
+            "a larger --context-length, or give --rollout-max-context-len"
+        )
+    if server.tensor_parallel_size != tensor_parallel_size:
+        raise InputError(
+            f"{server.name} has tensor parallel size {server.tensor_parallel_size}, --rollout-num-gpus-per-engine says "
+            f"{tensor_parallel_size}; give {server.tensor_parallel_size}"
+        )
