@@ -106,9 +106,14 @@ def test_the_nearest_divisor_is_a_divisor_and_near(number, wanted, divisor):
 @pytest.mark.parametrize(
     ("values", "said"),
     [
-        ({"pipeline_model_parallel_size": 2}, "--pipeline-model-parallel-size 2: this version trains"),
         ({"context_parallel_size": 2}, "--context-parallel-size 2: this version"),
         ({"expert_model_parallel_size": 4, "actor_num_gpus_per_node": 2}, "share the experts between 4"),
+        (
+            {"pipeline_model_parallel_size": 2, "expert_model_parallel_size": 2, "actor_num_gpus_per_node": 2},
+            "in each of 2 stages (--pipeline-model-parallel-size); use a multiple of 4",
+        ),
+        ({"pipeline_model_parallel_size": 2, "actor_num_gpus_per_node": 3}, "whole replicas of 2"),
+        ({"launcher": "inline", "pipeline_model_parallel_size": 2}, "use --launcher ray"),
         ({"sequence_parallel": True}, "--sequence-parallel needs --tensor-model-parallel-size of at least 2"),
         ({"tensor_model_parallel_size": 2, "actor_num_gpus_per_node": 3}, "3 devices do not hold whole replicas of 2"),
         ({"launcher": "inline", "actor_num_gpus_per_node": 2}, "but 2 are asked for; use --launcher ray"),

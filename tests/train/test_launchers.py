@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import load_file
 
 pytestmark = pytest.mark.slow
 
@@ -63,6 +65,40 @@ def test_two_trainer_ranks_start_as_one_does(tmp_path: Path, layout: tuple[str, 
     for key in ("train/loss", "train/grad_norm", "train/entropy"):
         # The loss of a first step is a sum of advantages that cancel: next to nothing, where only rounding is left.
         assert first_of_two[key] == pytest.approx(first_of_one[key], rel=1e-5, abs=1e-7)
+
+
+def test_two_pipeline_stages_train_as_one_rank_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Metrics of every step, the saved model, and a checkpoint of two stages that one rank goes on from."""
+    monkeypatch.setenv("ACCELRL_CPU_DEVICES", "2")
+    flags = ("--num-rollout", "3", "--seed", "1", "--lr", "1e-4")
+    saving = ("--save", str(tmp_path / "saved"), "--save-interval", "3")
+    stages = ("--launcher", "ray", "--pipeline-model-parallel-size", "2")
+    two = _run(tmp_path / "two", *flags, *stages, *saving, "--save-hf", str(tmp_path / "two hf"))
+    assert two.returncode == 0, two.stderr
+    one = _run(tmp_path / "one", *flags, "--launcher", "inline", "--save-hf", str(tmp_path / "one hf"))
+    assert one.returncode == 0, one.stderr
+    steps_of_two, steps_of_one = _metrics(tmp_path / "two"), _metrics(tmp_path / "one")
+    assert len(steps_of_two) == 3
+    for several, single in zip(steps_of_two, steps_of_one, strict=True):
+        assert _without_times(several) == pytest.approx(_without_times(single), rel=1e-3, abs=1e-6)
+        assert several["train/train_rollout_logprob_abs_diff"] <= 1e-4
+    weights = [load_file(tmp_path / name / "model.safetensors") for name in ("two hf", "one hf")]
+    assert weights[0].keys() == weights[1].keys()
+    for name, tensor in weights[1].items():
+        torch.testing.assert_close(weights[0][name], tensor, rtol=1e-4, atol=1e-5)
+    more = ("--launcher", "inline", "--num-rollout", "4", "--seed", "1", "--lr", "1e-4")
+    resumed = _run(tmp_path / "more", *more, "--load", str(tmp_path / "saved"))
+    assert resumed.returncode == 0, resumed.stderr
+    assert _metrics(tmp_path / "more")[-1]["step"] == 3
+
+
+def test_stages_that_do_not_divide_the_layers_are_refused_before_ray_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ACCELRL_CPU_DEVICES", "3")
+    done = _run(tmp_path / "run", "--launcher", "ray", "--num-rollout", "1", "--pipeline-model-parallel-size", "3")
+    assert done.returncode != 0
+    assert "--pipeline-model-parallel-size 3 does not divide the model's num_hidden_layers=2" in done.stderr
 
 
 @pytest.mark.parametrize("launcher", ["inline", "ray"])

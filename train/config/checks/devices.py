@@ -6,17 +6,16 @@ from collections.abc import Iterator
 
 from rollout.engines.choice import choose_engine
 from train.config.run import RunConfig
-from train.config.sections import JobConfig
+from train.config.sections import JobConfig, ParallelConfig
 
 
 def device_problems(config: RunConfig) -> Iterator[str]:
     parallel, job = config.parallel, config.job
-    for option, size in (
-        ("--pipeline-model-parallel-size", parallel.pipeline_model_parallel_size),
-        ("--context-parallel-size", parallel.context_parallel_size),
-    ):
-        if size > 1:
-            yield f"{option} {size}: this version trains with tensor, data and expert parallelism only; use 1"
+    if parallel.context_parallel_size > 1:
+        yield (
+            f"--context-parallel-size {parallel.context_parallel_size}: this version trains with tensor, pipeline, "
+            "data and expert parallelism; use 1"
+        )
     if parallel.sequence_parallel and parallel.tensor_model_parallel_size == 1:
         yield "--sequence-parallel needs --tensor-model-parallel-size of at least 2; leave it out"
     replica, world = config.model_replica_size, config.actor_world_size
@@ -29,10 +28,15 @@ def device_problems(config: RunConfig) -> Iterator[str]:
     elif world % config.smallest_world_size:
         yield (
             f"{world} training devices cannot share the experts between {parallel.expert_model_parallel_size} "
-            "(--expert-model-parallel-size); use a multiple of it"
+            f"(--expert-model-parallel-size){_of_each_stage(parallel)}; use a multiple of {config.smallest_world_size}"
         )
     if choose_engine(config.rollout)[0] == "torch":
         yield from _embedded_engine_problems(job)
+
+
+def _of_each_stage(parallel: ParallelConfig) -> str:
+    stages = parallel.pipeline_model_parallel_size
+    return f" in each of {stages} stages (--pipeline-model-parallel-size)" if stages > 1 else ""
 
 
 def _embedded_engine_problems(job: JobConfig) -> Iterator[str]:
