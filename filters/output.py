@@ -92,7 +92,8 @@ def leaves(group: FilterGroup) -> list[Sample]:
 
 def _verdict(output: Any, name: str) -> DynamicFilterOutput:
     if isinstance(output, DynamicFilterOutput):
-        return replace(output, keep=bool(output.keep))  # a torch comparison gives a tensor
+        reason = None if output.reason is None else str(output.reason)
+        return replace(output, keep=bool(output.keep), reason=reason)  # a torch comparison gives a tensor
     if isinstance(output, bool) or str(getattr(output, "dtype", "")).endswith("bool"):  # NumPy's or torch's
         return DynamicFilterOutput(keep=bool(output))
     raise TypeError(f"{name} returned {output!r}; a filter returns a DynamicFilterOutput or a bool")

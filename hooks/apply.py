@@ -13,6 +13,8 @@ from samples.errors import RunError, raised_at
 
 ERROR_KEY = "sample_hook_error"  # where a sample's metadata says which hook failed on it, and how
 _ON_ERROR = ("raise", "drop", "fail-sample")
+_WEIGHTS = ("weight_version", "last_weight_version")
+_NUMBERS = ("index", "group_index", "rollout_id", "prompt_row", "epoch", "source", *_WEIGHTS)
 _log = logging.getLogger(__name__)
 _loaded: dict[tuple[tuple[str, ...], str, str | None], SampleHooks] = {}
 # The settings asked for last: one run asks with the same object for every sample, and a look-up costs microseconds.
@@ -68,6 +70,15 @@ def load_sample_hooks(args: Any) -> SampleHooks | None:
     return hooks
 
 
+def _numbered(returned: Sample, given: Sample) -> Sample:
+    """``returned``; a sample that a hook made anew gets the numbers of the one in whose place it stands."""
+    if returned is not given:
+        for name in _NUMBERS:
+            if getattr(returned, name) is None:
+                setattr(returned, name, getattr(given, name))
+    return returned
+
+
 class SampleHooks:
     """Hooks in the order in which they run.
 
@@ -95,7 +106,7 @@ class SampleHooks:
                 returned = hook.call(args, sample, context)
                 if returned is not None and not isinstance(returned, Sample) and inspect.isawaitable(returned):
                     returned = await returned
-            except Exception as error:
+            except (Exception, SystemExit) as error:  # the latter would end the event loop, and all wait for ever
                 where = f"sample hook {hook.path} failed on sample {sample.index} (group {sample.group_index})"
                 what = f"{type(error).__name__}: {error}"
                 if self._on_error == "raise":
@@ -105,7 +116,7 @@ class SampleHooks:
                 self._report_once(hook, where, error)
                 return self._set_aside(sample, f"{hook.path}: {what}")
             if isinstance(returned, Sample):
-                sample = returned
+                sample = _numbered(returned, sample)
             elif returned is not None:
                 raise SampleHookTypeError(f"sample hook {hook.path} returned {returned!r}, expected Sample or None")
         return sample
@@ -117,7 +128,7 @@ class SampleHooks:
             sample.status = Status.FAILED
         return sample
 
-    def _report_once(self, hook: BoundHook, where: str, error: Exception) -> None:
+    def _report_once(self, hook: BoundHook, where: str, error: BaseException) -> None:
         if hook.path not in self._reported:
             self._reported.add(hook.path)
             _log.warning("%s; later failures of this hook are only marked in the metadata", where, exc_info=error)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
 T = TypeVar("T")
+logger = logging.getLogger(__name__)
 
 
 class EventLoopThread:
@@ -15,7 +17,7 @@ class EventLoopThread:
 
     def __init__(self, name: str) -> None:
         self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name=name, daemon=True)
+        self._thread = threading.Thread(target=self._run_loop, name=name, daemon=True)
         self._thread.start()
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
@@ -26,6 +28,15 @@ class EventLoopThread:
             # An interrupt of the waiting thread must not leave the coroutine running behind its back.
             future.cancel()
             raise
+
+    def _run_loop(self) -> None:
+        while True:
+            try:
+                self._loop.run_forever()
+                return
+            except (SystemExit, KeyboardInterrupt) as error:
+                # Of code that a coroutine called: its task has the error, and whoever awaits that is still to get it.
+                logger.warning("%r was raised in a coroutine", error)
 
     def close(self, timeout: float = 10.0) -> None:
         """Cancel what still runs, stop the loop and join its thread; raises when the thread does not end in time."""

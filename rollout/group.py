@@ -13,8 +13,11 @@ from rollout.custom.generate import CustomGenerate, Generated
 from rollout.engines.protocol import Engine, GenerateRequest, GenerateResult, SamplingParams
 from rollout.generation import generate_sample
 from rollout.rewards import Reward
+from rollout.rewards.values import checked_reward
 from samples.sample import Group, Sample, Status
 
+_GIVEN = "a sample hook, or the function that generated it,"
+_ADJUSTED = "the reward and a hook's reward_adjustment"
 _UNFINISHED = (Status.PENDING, Status.ABORTED)
 
 
@@ -115,8 +118,14 @@ class GroupRunner:
         unscored = [sample for sample in everything if sample.reward is None]
         if unscored:
             await self._reward.score_group(everything if self._reward.compares else unscored)
+        key, ours = self._args.reward_key, set(map(id, unscored))
         for sample in everything:
-            sample.apply_reward_adjustment(self._args.reward_key)
+            # What the reward gave is checked; what came with the sample, or a hook adds, is a user's too.
+            if sample.reward is not None and id(sample) not in ours:
+                sample.reward = checked_reward(sample.reward, _GIVEN, sample.index, key)
+            if sample.reward is not None and sample.reward_adjustment:
+                sample.apply_reward_adjustment(key)
+                checked_reward(sample.reward, _ADJUSTED, sample.index, key)
         return time.perf_counter() - started
 
     async def _member(self, member: Sample | list[Sample], params: SamplingParams, evaluation: bool) -> Generated:

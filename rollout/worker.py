@@ -16,7 +16,7 @@ from rollout.collectors.factory import create_collector
 from rollout.collectors.output import RolloutOutput
 from rollout.collectors.sync import UserArgs
 from rollout.config import EvalConfig, RewardConfig, RolloutConfig
-from rollout.custom.contracts import ROLLOUT
+from rollout.custom.contracts import FILTER, ROLLOUT
 from rollout.custom.generate import CustomGenerate
 from rollout.custom.training import load_conversion, load_post_process
 from rollout.deploy.config import SGLangConfig
@@ -28,7 +28,7 @@ from rollout.event_loop import EventLoopThread
 from rollout.group import GroupRunner
 from rollout.limits import context_limits, evaluation_limits
 from rollout.rewards import build_reward
-from samples import DataSource, load_function
+from samples import DataSource
 from samples.config import DataConfig
 from samples.custom_source import CustomDataSource, open_custom_source
 from samples.signatures import load_user_function
@@ -214,4 +214,4 @@ def load_filter(settings: RolloutSettings) -> Any:
     path = settings.rollout.dynamic_sampling_filter_path
     if path is None:
         return None
-    return load_function(path, "--dynamic-sampling-filter-path", settings.reward.user_code_dir)
+    return load_user_function(path, FILTER, settings.reward.user_code_dir).function

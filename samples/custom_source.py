@@ -139,7 +139,7 @@ class CustomDataSource:
     def _made(self, factory: Any, args: SimpleNamespace) -> Any:
         try:
             source = factory(args)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise InputError(
                 f"{self._told} cannot be made with (args): {type(error).__name__}: {error}{raised_at(error)}"
             ) from error
@@ -154,7 +154,7 @@ class CustomDataSource:
     def _call(self, name: str, *arguments: Any) -> Any:
         try:
             return getattr(self._source, name)(*arguments)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise RunError(f"{self._told}.{name} failed: {type(error).__name__}: {error}{raised_at(error)}") from error
 
     def _checked(self, given: Any, wanted: int) -> list[Group]:

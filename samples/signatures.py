@@ -18,13 +18,15 @@ _VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 @dataclass(frozen=True)
 class Contract:
     """What a function given by ``flag`` is called with: ``positional`` in this order, and of ``keywords`` those that
-    its signature names. ``example`` is a signature that fits; ``must_be_async``: only ``async def`` will do."""
+    its signature names. ``example`` is a signature that fits; ``must_be_async``: only ``async def`` will do;
+    ``must_be_plain``: it will not."""
 
     flag: str
     positional: tuple[str, ...]
     keywords: tuple[str, ...]
     example: str
     must_be_async: bool = False
+    must_be_plain: bool = False
 
 
 @dataclass(frozen=True)
@@ -52,6 +54,11 @@ def bind_function(path: str, function: Callable[..., Any], contract: Contract) -
         raise InputError(
             f"{contract.flag} {path}: is a plain function, which would hold up every other response; write "
             f"async def {contract.example}"
+        )
+    if contract.must_be_plain and is_coroutine_function(function):
+        raise InputError(
+            f"{contract.flag} {path}: is async, and nothing awaits it; write def {contract.example}, and do what has "
+            "to be waited for in a reward or a sample hook"
         )
     try:
         signature = inspect.signature(function)

@@ -21,6 +21,7 @@ class Flight:
     rollout_id: int
     first: Sample  # as it was drawn, before generation and hooks change the group
     task: asyncio.Task[None] | None = None
+    stopped: bool = False  # it was under way when all was told to stop for new weights
 
     @classmethod
     def begin(cls, group: Group, version: int, rollout_id: int) -> Flight:

@@ -21,6 +21,7 @@ from rollout.collectors.flight import Flight, staleness_metrics
 from rollout.collectors.output import RolloutOutput
 from rollout.collectors.places import Places
 from rollout.collectors.screening import Screen, mark_fallback
+from rollout.collectors.tally import described
 from rollout.config import RolloutConfig
 from rollout.engines.protocol import SamplingParams
 from rollout.generation import sampling_params
@@ -30,6 +31,7 @@ from samples.sample import Group
 logger = logging.getLogger(__name__)
 
 MODE = "fully-async"
+MOST_ABORTS = 20  # of one group, when nothing was told to stop
 CLOSE_SECONDS = 5.0  # how long close() waits for cancelled groups before it leaves their tasks behind
 
 
@@ -59,8 +61,7 @@ class _Tally:
     reward_seconds: float = 0.0
 
     def describe(self) -> str:
-        reasons = ", ".join(f"{count} {reason}" for reason, count in sorted(self.reasons.items())) or "none"
-        judged = len(self.sampled)
+        judged, reasons = len(self.sampled), described(self.reasons)
         return f"{judged} groups drawn, {judged - self.rejected} kept, {self.rejected} dropped ({reasons})"
 
 
@@ -101,6 +102,7 @@ class FullyAsyncCollector:
         self._params = sampling_params(config)
         self.places = Places(source, batch=self._batch, bound=config.max_weight_staleness)
         self._step = 0  # that is collected, or will be next
+        self._knows_step = True  # else nothing is dispatched yet
         self._held = False  # the engine is about to get new weights
         self._closed = False
         self._failure: BaseException | None = None
@@ -116,7 +118,7 @@ class FullyAsyncCollector:
         ``--on-sampling-exhausted raise`` and too few groups passed the filter.
         """
         started = self._clock()
-        self._step, self.places.training = rollout_id, False
+        self._step, self._knows_step, self.places.training = rollout_id, True, False
         self._let_go()
         while True:
             self._fill()
@@ -133,6 +135,8 @@ class FullyAsyncCollector:
     async def settle(self) -> None:
         self._held = True
         if self._aborts:
+            for flight in self.places.in_flight.values():
+                flight.stopped = True
             await self._runner.stop()
 
     def weights_updated(self, version: int) -> None:
@@ -147,8 +151,7 @@ class FullyAsyncCollector:
             self._runner.go_on()
 
     async def state(self) -> CollectorState:
-        flights = self.places.in_flight
-        source = self._source.state_dict([[flights[index].first] for index in sorted(flights)])
+        source = self._source.state_dict([[first] for first in self.places.to_draw_again()])
         return CollectorState(
             source, {"mode": MODE, "next_step": self._step} | self.places.facts(), list(self.places.waiting)
         )
@@ -156,6 +159,7 @@ class FullyAsyncCollector:
     def restore(self, state: CollectorState) -> None:
         if state.facts.get("mode") != MODE:
             restore_from_another_mode(state, self._source)
+            self._knows_step = False
             return
         self._source.load_state_dict(state.source)
         self._step = state.facts["next_step"]
@@ -193,7 +197,7 @@ class FullyAsyncCollector:
 
     def _room(self) -> int:
         """Groups that may be dispatched now: what the gate leaves, and what the rest of the run needs."""
-        if self._held or self._closed or self._failure is not None or self._is_exhausted():
+        if self._held or self._closed or not self._knows_step or self._failure is not None or self._is_exhausted():
             return 0  # for the step that uses up its rounds nothing more is drawn
         needed = self._batch * (self._num_rollout - self._step) - self.places.outstanding
         room = min(self.places.room, needed)
@@ -213,7 +217,7 @@ class FullyAsyncCollector:
             if not self.places.has(flight):
                 raise  # by close(), which has returned the group
             error = RunError(f"group {flight.index}: generating or scoring it was cancelled from within")
-        except Exception as raised:  # noqa: BLE001 - the group is tried again, and at last the error is raised as it is
+        except (Exception, SystemExit, KeyboardInterrupt) as raised:  # noqa: BLE001 - tried again, and at last raised
             error = raised
         if not self.places.has(flight):
             return  # it ended all the same while close() cancelled it
@@ -229,10 +233,25 @@ class FullyAsyncCollector:
             if not self.places.try_again(flight, self._config.max_group_retries):
                 self._fail(error)
         elif seconds is None:
-            goes_on = self._config.partial_rollout and flight.can_go_on
-            self.places.give_back(flight, "aborted", reset=not goes_on)
+            self._land_aborted(flight)
         else:
             self._judge(flight, seconds)
+
+    def _land_aborted(self, flight: Flight) -> None:
+        """Give back a group that is to be answered later. New weights may abort it as often as they come; one that
+        ends so by itself every time would be answered for ever."""
+        if not flight.stopped and (times := self.places.aborted_by_itself(flight)) > MOST_ABORTS:
+            self.places.fail(flight)
+            self._fail(
+                RunError(
+                    f"group {flight.index} came back aborted {times} times although nothing was told to stop: the "
+                    "engine, or the function of --custom-generate-function-path, ends it so (failed is the status of a "
+                    "response that cannot be had)"
+                )
+            )
+            return
+        goes_on = self._config.partial_rollout and flight.can_go_on
+        self.places.give_back(flight, "aborted", reset=not goes_on)
 
     def _judge(self, flight: Flight, seconds: float) -> None:
         """A group is finished: let it wait, or drop it."""

@@ -9,7 +9,7 @@ from rollout.collectors.base import GroupSource, WaitingGroup
 from rollout.collectors.flight import Flight, oldest_version
 from rollout.collectors.staleness import fits
 from rollout.collectors.totals import Totals
-from samples.sample import Group
+from samples.sample import Group, Sample
 
 Cause = Literal["aborted", "retried", "cut_short"]
 
@@ -32,6 +32,8 @@ class Places:
         self.waiting: list[WaitingGroup] = []
         self.totals = Totals()
         self._attempts: dict[int, int] = {}  # failures of groups that are not finished, by index
+        self._aborts: dict[int, int] = {}  # the same, of aborts that nobody asked for
+        self._failed: list[Sample] = []  # first samples of groups that failed once too often
         self._pool: set[int] = set()
         self._replacements = 0  # dropped groups whose place is free
 
@@ -100,8 +102,14 @@ class Places:
         self.fail(flight)
         return False
 
+    def aborted_by_itself(self, flight: Flight) -> int:
+        """How often the group now was aborted although nothing was told to stop."""
+        self._aborts[flight.index] = self._aborts.get(flight.index, 0) + 1
+        return self._aborts[flight.index]
+
     def fail(self, flight: Flight) -> None:
         self._leave(flight)
+        self._failed.append(flight.first)
         self._pool.discard(flight.index)
         self._attempts.pop(flight.index, None)
         self.totals.failed += 1
@@ -109,6 +117,7 @@ class Places:
     def finished(self, flight: Flight) -> None:
         """What failed before has succeeded."""
         self._attempts.pop(flight.index, None)
+        self._aborts.pop(flight.index, None)
 
     def oldest_first(self) -> list[WaitingGroup]:
         return sorted(self.waiting, key=lambda entry: (entry.version, entry.index))
@@ -145,11 +154,19 @@ class Places:
             self._count_return(stale[-1].index, "stale")
         self._source.return_groups([[entry.first] for entry in stale], reset=True)
 
+    def to_draw_again(self) -> list[Sample]:
+        """First samples of the groups that a run resumed from here begins anew: in flight, or failed once too often.
+
+        Of the latter none is lost with the run that it ended: what made it fail may be mended by then.
+        """
+        return [self.in_flight[index].first for index in sorted(self.in_flight)] + self._failed
+
     def facts(self) -> dict[str, Any]:
-        """What a checkpoint holds of the books besides the groups. What is in flight counts as returned."""
+        """What a checkpoint holds of the books besides the groups. What is drawn again counts as returned."""
         totals = self.totals.to_dict()
-        totals["returned"] += len(self.in_flight)
-        totals["cut_short"] += len(self.in_flight)
+        totals["returned"] += len(self.in_flight) + len(self._failed)
+        totals["cut_short"] += len(self.in_flight) + len(self._failed)
+        totals["failed"] -= len(self._failed)
         return {"totals": totals, "attempts": [[index, count] for index, count in sorted(self._attempts.items())]}
 
     def restore(self, facts: dict[str, Any], waiting: list[WaitingGroup]) -> None:

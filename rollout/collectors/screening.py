@@ -32,8 +32,8 @@ class Screen:
             group[:] = leaves_of(group)
             return DynamicFilterOutput(keep=True)
         try:
-            verdict = call_dynamic_filter(self._filter, self._args, group)
-        except Exception as error:
+            verdict = call_dynamic_filter(self._filter, self._args, list(group))
+        except (Exception, SystemExit) as error:
             raise InputError(
                 f"--dynamic-sampling-filter-path {self.path} failed on group {index}: {type(error).__name__}: "
                 f"{error}{raised_at(error)}"

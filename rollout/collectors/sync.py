@@ -105,7 +105,8 @@ class SyncCollector:
         for sample in leaves_of(groups):
             sample.train_step = rollout_id
         metrics = self._metrics(tally, groups, time.perf_counter() - started)
-        return RolloutOutput(rollout_id, groups, metrics, tally.sampled, ended=not groups and not tally.sampled)
+        ended = tally.ended and not groups and not tally.sampled
+        return RolloutOutput(rollout_id, groups, metrics, tally.sampled, ended)
 
     async def settle(self) -> None: ...  # nothing runs between two rollouts
 
@@ -266,9 +267,10 @@ class SyncCollector:
     def _fill_up(self, target: int, tally: Tally) -> None:
         policy = self._config.on_sampling_exhausted
         if policy == "raise":
+            gate = self._screen.path or "to training"
             raise InputError(
                 f"--max-sampling-rounds {self._config.max_sampling_rounds} is used up before --rollout-batch-size "
-                f"{target} groups passed {self._config.dynamic_sampling_filter_path}: {tally.describe()}. "
+                f"{target} groups passed {gate}: {tally.describe()}. "
                 "Use easier or harder prompts, raise --max-sampling-rounds, or choose --on-sampling-exhausted "
                 "fallback (train on dropped groups too) or shrink (train on fewer)."
             )

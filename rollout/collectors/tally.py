@@ -9,6 +9,18 @@ from filters.output import UNUSABLE
 from rollout.collectors.base import WaitingGroup
 from samples.sample import Group
 
+_NAMED = 8
+
+
+def described(reasons: Counter[str]) -> str:
+    """``7 zero_std_0.0, 2 too_long``, for a message: the most frequent by name."""
+    named = sorted(reasons.most_common(_NAMED))
+    told = [f"{count} {reason[:64]}" for reason, count in named]
+    if len(reasons) > len(named):
+        rest = reasons.total() - sum(count for _, count in named)
+        told.append(f"{rest} for {len(reasons) - len(named)} other reasons")
+    return ", ".join(told) or "none"
+
 
 @dataclass
 class Tally:
@@ -39,11 +51,9 @@ class Tally:
         return sorted((e for e in self.dropped if id(e) not in self._unusable), key=lambda entry: entry.index)
 
     def describe(self) -> str:
-        reasons = ", ".join(f"{count} {reason}" for reason, count in sorted(self.reasons.items())) or "none"
-        return (
-            f"{len(self.sampled)} groups drawn in {self.rounds} rounds, {len(self.kept)} kept, "
-            f"{len(self.dropped)} dropped ({reasons})"
-        )
+        told = f"{len(self.sampled)} groups drawn in {self.rounds} rounds, {len(self.kept)} kept, "
+        aborted = f", {self.aborted} aborted" if self.aborted else ""
+        return f"{told}{len(self.dropped)} dropped ({described(self.reasons)}){aborted}"
 
     def counts(self, trained: int) -> dict[str, int]:
         """Metrics, under ``rollout/dynamic_filter/``."""

@@ -29,10 +29,19 @@ REWARD_POST_PROCESS = Contract(
     positional=("args", "samples"),
     keywords=(),
     example="post_process(args, samples)",
+    must_be_plain=True,
 )
 CONVERT = Contract(
     "--custom-convert-samples-to-train-data-path",
     positional=("args", "samples"),
     keywords=(),
     example="convert(args, samples)",
+    must_be_plain=True,
+)
+FILTER = Contract(
+    "--dynamic-sampling-filter-path",
+    positional=("args", "group"),
+    keywords=(),
+    example="keep(args, group)",
+    must_be_plain=True,
 )

@@ -109,7 +109,7 @@ class CustomGenerate:
         subject = f"sample {sample.index} (group {sample.group_index})"
         try:
             generated = await self._function.call(self._args, sample, params, context=context, evaluation=evaluation)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise failed(GENERATE.flag, self._function.path, subject, error) from error
         return checked_generated(generated, sample, f"{GENERATE.flag} {self._function.path}")
 

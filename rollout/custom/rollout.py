@@ -90,7 +90,7 @@ class RolloutFunction:
         told = f"{ROLLOUT.flag} {self._function.path}"
         try:
             returned = await self._function.call(self._args, rollout_id, source, context=context, evaluation=False)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise failed(ROLLOUT.flag, self._function.path, f"rollout {rollout_id}", error) from error
         groups = checked_rollout(returned, f"{told} returned")
         if not groups and not source.ended:

@@ -44,7 +44,7 @@ def post_processed(function: UserFunction, args: Any, samples: Sequence[Sample])
     told = f"{REWARD_POST_PROCESS.flag} {function.path}"
     try:
         returned = function.call(args, list(samples))
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise failed(REWARD_POST_PROCESS.flag, function.path, f"{len(samples)} samples", error) from error
     if isinstance(returned, tuple) and len(returned) == 2:
         returned = returned[1]
@@ -69,7 +69,7 @@ def converted(
     told = f"{CONVERT.flag} {function.path}"
     try:
         columns = function.call(args, list(samples))
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise failed(CONVERT.flag, function.path, f"{len(samples)} samples", error) from error
     rows = _checked_columns(columns, told)
     count = len(rows["tokens"])

@@ -12,7 +12,7 @@ from filters import call_dynamic_filter
 from hooks.apply import SampleHooks
 from hooks.signature import bind_hook
 from rollout.config import RewardConfig
-from rollout.custom.contracts import GENERATE, ROLLOUT
+from rollout.custom.contracts import FILTER, GENERATE, ROLLOUT
 from rollout.custom.errors import CustomFunctionError
 from rollout.custom.generate import CustomGenerate, Generated
 from rollout.custom.rollout import RolloutContext, RolloutFunction
@@ -70,6 +70,7 @@ def check_filter(function: Callable[..., Any], groups: Sequence[Group] | None = 
     """``--dynamic-sampling-filter-path``: it says of each group whether to keep it, and of one whose responses fanned
     out; the groups stay as they were. Returns whether each was kept."""
     given = list(groups) if groups is not None else example_groups(scored=True)
+    _bound(lambda: bind_function(_name(function), function, FILTER))
     kept: list[bool] = []
     fanned_out: Any = [[[sample] for sample in group] for group in given]
     for group in [*given, *fanned_out]:

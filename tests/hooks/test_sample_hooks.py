@@ -384,3 +384,10 @@ def test_settings_that_change_under_the_same_object_are_noticed():
         run(args, Sample())
     args.rollout_sample_hook_on_error = "drop"
     assert run(args, Sample()).remove_sample
+
+
+def test_a_sample_that_a_hook_made_anew_has_the_numbers_of_the_one_it_replaces():
+    given = Sample(index=3, group_index=1, rollout_id=7, prompt_row=4, epoch=0, source="a", weight_version=2)
+    [result] = run(configured("replaces"), [given])
+    assert (result.group_index, result.rollout_id, result.prompt_row, result.source) == (1, 7, 4, "a")
+    assert (result.weight_version, result.response) == (2, "new")

@@ -91,3 +91,13 @@ def test_a_manifest_that_names_groups_outside_its_directory_is_refused():
     facts = FileFacts(bytes=1, crc32=0)
     with pytest.raises(ValueError, match="is not the name of a file in the checkpoint"):
         RolloutState(source={}, generators={}, files={"../groups.jsonl": facts})
+
+
+def test_what_an_unfinished_response_holds_is_saved_as_plainly_as_a_finished_one(tmp_path: Path):
+    def source(value: object) -> dict[str, object]:
+        return {"waiting": [{"samples": [_group(7, seen=value)[0].to_dict()]}]}
+
+    rollout = _save(tmp_path, CollectorState(source(np.array([1, 2])), {"mode": "sync"}))
+    assert _checkpoint(tmp_path, rollout).manifest.state.rollout.source == source([1, 2])
+    with pytest.raises(CheckpointWriteError, match=r"unfinished response .* holds what JSON cannot"):
+        _save(tmp_path, CollectorState(source(object()), {"mode": "sync"}))

@@ -27,13 +27,14 @@ def save_rollout_state(directory: Path, state: CollectorState, accelerator: Acce
     CheckpointWriteError when the file cannot be written, or for a sample that JSON cannot hold.
     """
     generators = generator_states(accelerator)
+    source = json.loads(_line(state.source, "the prompts' place, or an unfinished response in it,"))
     if state.facts.keys() <= {"mode"} and not state.waiting:
-        return RolloutState(source=state.source, generators=generators)
+        return RolloutState(source=source, generators=generators)
     try:
         facts = write_file(directory / GROUPS_FILE, _lines(state))
     except OSError as error:
         raise CheckpointWriteError(f"{GROUPS_FILE}: {error.strerror}") from error
-    return RolloutState(source=state.source, generators=generators, files={GROUPS_FILE: facts})
+    return RolloutState(source=source, generators=generators, files={GROUPS_FILE: facts})
 
 
 def load_collector_state(checkpoint: Checkpoint) -> CollectorState:
