@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import logging
 from collections.abc import Mapping, Sequence
@@ -9,6 +10,7 @@ from typing import Any
 
 from hooks.signature import FLAG, BoundHook, bind_hook
 from samples import InputError, Sample, Status, load_function
+from samples.cancellation import is_cancelled
 from samples.errors import RunError, raised_at
 
 ERROR_KEY = "sample_hook_error"  # where a sample's metadata says which hook failed on it, and how
@@ -106,7 +108,9 @@ class SampleHooks:
                 returned = hook.call(args, sample, context)
                 if returned is not None and not isinstance(returned, Sample) and inspect.isawaitable(returned):
                     returned = await returned
-            except (Exception, SystemExit) as error:  # the latter would end the event loop, and all wait for ever
+            except (Exception, SystemExit, asyncio.CancelledError) as error:  # whatever leaves those who wait waiting
+                if is_cancelled(error):
+                    raise
                 where = f"sample hook {hook.path} failed on sample {sample.index} (group {sample.group_index})"
                 what = f"{type(error).__name__}: {error}"
                 if self._on_error == "raise":

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import sys
 import threading
 from collections.abc import Coroutine
 from typing import Any, TypeVar
+
+from samples.errors import RunError
 
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
@@ -37,6 +40,18 @@ class EventLoopThread:
             except (SystemExit, KeyboardInterrupt) as error:
                 # Of code that a coroutine called: its task has the error, and whoever awaits that is still to get it.
                 logger.warning("%r was raised in a coroutine", error)
+
+    def check_free(self, seconds: float = 10.0) -> None:
+        """Raises RunError, naming the place in the code, when something has held the loop up for that long."""
+        free = threading.Event()
+        self._loop.call_soon_threadsafe(free.set)
+        if free.wait(seconds):
+            return
+        frame = sys._current_frames().get(self._thread.ident or 0)
+        place = "" if frame is None else f": it is in {frame.f_code.co_filename} line {frame.f_lineno}"
+        raise RunError(
+            f"the rollout could not be closed: a function that it called has not returned for {seconds:g} s{place}"
+        )
 
     def close(self, timeout: float = 10.0) -> None:
         """Cancel what still runs, stop the loop and join its thread; raises when the thread does not end in time."""

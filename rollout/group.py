@@ -64,8 +64,7 @@ class GroupRunner:
         Others' requests, such as those of an evaluation, go on.
         """
         self._stopping = True
-        for request_id in list(self._requests.active):
-            await self._engine.abort(request_id)
+        await run_all([self._engine.abort(request_id) for request_id in list(self._requests.active)])
 
     def go_on(self) -> None:
         self._stopping = False

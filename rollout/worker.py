@@ -157,6 +157,7 @@ class RolloutWorker:
 
     def close(self) -> None:
         """Stop collector, engine and rewards within a bounded time; nothing of this worker runs afterwards."""
+        self._loop.check_free()  # nothing of it could be stopped otherwise
         with ExitStack() as stack:  # from the last to the first, whatever fails
             stack.callback(self._loop.close)
             stack.callback(lambda: self._loop.run(self._engine.stop()))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -9,6 +10,7 @@ from rollout.custom.contracts import GENERATE
 from rollout.custom.errors import CustomFunctionError, failed
 from rollout.engines.protocol import SamplingParams
 from rollout.generation import Generates, generate_sample
+from samples.cancellation import is_cancelled
 from samples.sample import Sample, Status
 from samples.signatures import UserFunction, load_user_function
 
@@ -109,7 +111,9 @@ class CustomGenerate:
         subject = f"sample {sample.index} (group {sample.group_index})"
         try:
             generated = await self._function.call(self._args, sample, params, context=context, evaluation=evaluation)
-        except (Exception, SystemExit) as error:
+        except (Exception, SystemExit, asyncio.CancelledError) as error:
+            if is_cancelled(error):
+                raise
             raise failed(GENERATE.flag, self._function.path, subject, error) from error
         return checked_generated(generated, sample, f"{GENERATE.flag} {self._function.path}")
 

@@ -7,6 +7,7 @@ put back for it.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
@@ -15,6 +16,7 @@ from observability.rollout_metrics import leaves_of
 from rollout.custom.contracts import ROLLOUT
 from rollout.custom.errors import CustomFunctionError, failed
 from rollout.engines.protocol import SamplingParams
+from samples.cancellation import is_cancelled
 from samples.sample import Group, Sample, Status
 from samples.signatures import UserFunction, load_user_function
 
@@ -90,7 +92,9 @@ class RolloutFunction:
         told = f"{ROLLOUT.flag} {self._function.path}"
         try:
             returned = await self._function.call(self._args, rollout_id, source, context=context, evaluation=False)
-        except (Exception, SystemExit) as error:
+        except (Exception, SystemExit, asyncio.CancelledError) as error:
+            if is_cancelled(error):
+                raise
             raise failed(ROLLOUT.flag, self._function.path, f"rollout {rollout_id}", error) from error
         groups = checked_rollout(returned, f"{told} returned")
         if not groups and not source.ended:

@@ -6,6 +6,7 @@ import asyncio
 import functools
 import random
 import sys
+import threading
 from collections import Counter
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -22,6 +23,7 @@ from rollout.collectors.tally import described
 from rollout.config import RewardConfig, RolloutConfig
 from rollout.custom.contracts import CONVERT, FILTER, REWARD_POST_PROCESS
 from rollout.custom.generate import CustomGenerate
+from rollout.engines.protocol import SamplingParams
 from rollout.event_loop import EventLoopThread
 from rollout.group import GroupRunner
 from rollout.rewards.exact_match import ExactMatchReward
@@ -279,3 +281,81 @@ def test_resumed_from_another_mode_nothing_is_dispatched_for_a_step_of_the_past(
         await resumed.collector.close()
 
     run_virtually(run())
+
+
+# Cancellation that is nobody's, and functions that never return
+
+
+async def cancels_itself(*_: Any) -> Any:
+    raise asyncio.CancelledError
+
+
+async def waits(*_: Any) -> None:
+    await asyncio.sleep(60)
+
+
+async def test_a_hook_that_raises_a_cancellation_is_named_like_any_other_that_fails() -> None:
+    hooks = runner(rollout_sample_hook_path=(f"{__name__}.cancels_itself",))
+    with pytest.raises(SampleHookError, match=r"cancels_itself failed on sample 0 .*CancelledError"):
+        await hooks.finish(example_groups()[0], rollout_id=0)
+
+
+async def test_a_hook_that_is_cancelled_by_the_run_is_no_failure() -> None:
+    settings = {"rollout_sample_hook_path": (f"{__name__}.waits",), "rollout_sample_hook_on_error": "drop"}
+    task = asyncio.ensure_future(runner(**settings).finish(example_groups()[0], rollout_id=0))
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+async def test_a_generate_function_that_raises_a_cancellation_is_named() -> None:
+    function = bind_function("mine.g", cancels_itself, Contract("--flag", ("args", "sample", "params"), (), ""))
+    generate = CustomGenerate(function, None, EchoTokenizer())
+    sample = example_groups(answered=False)[0][0]
+    with pytest.raises(RunError, match=r"mine.g failed on sample 0 .*CancelledError"):
+        await generate(EchoEngine(), sample, None, seed=0, max_context_len=64, evaluation=False)  # type: ignore[arg-type]
+
+
+def test_a_function_that_never_returns_is_named_when_the_loop_is_to_be_closed() -> None:
+    begun, end = threading.Event(), threading.Event()
+
+    async def blocks() -> None:
+        begun.set()
+        end.wait(60)
+
+    loop = EventLoopThread("test-loop")
+    blocked = threading.Thread(target=loop.run, args=(blocks(),), daemon=True)
+    blocked.start()
+    begun.wait(60)
+    try:
+        with pytest.raises(RunError, match=r"has not returned for 0.2 s: it is in .* line \d+"):
+            loop.check_free(0.2)
+    finally:
+        end.set()
+        blocked.join()
+        loop.close()
+
+
+async def test_responses_are_aborted_at_once_and_not_one_after_the_other() -> None:
+    class Slow(EchoEngine):
+        under_way = most = 0
+
+        async def generate(self, request: Any) -> Any:
+            await asyncio.sleep(0.01)
+            return await super().generate(request)
+
+        async def abort(self, request_id: str | None = None) -> None:
+            self.under_way += 1
+            self.most = max(self.most, self.under_way)
+            await asyncio.sleep(0)
+            self.under_way -= 1
+
+    engine = Slow()
+    group = example_groups(answered=False)[0]
+    answering = GroupRunner(engine, ExactMatchReward(), example_args(), seed=0, max_context_len=64)
+    task = asyncio.ensure_future(answering.answer(group, SamplingParams(max_new_tokens=2), rollout_id=0))
+    await asyncio.sleep(0.001)
+    await answering.stop()
+    assert engine.most == 3
+    await task
