@@ -57,8 +57,8 @@ def one_rank_of_two(rank: int, layout: str, root: Path) -> None:
 
 def on_this_rank(directory: Path, config: RunConfig, rank: int, layout: str) -> float | None:
     """Largest difference of this rank's logits; None where it has none. Weights have to come back bit for bit."""
-    from train.megatron.weights.exporting import save_hf
     from train.megatron.weights.loading import load_hf_weights
+    from train.megatron.weights.saving import save_hf
 
     expected = load_file(directory / "model.safetensors")
     loaded = load(directory, config)

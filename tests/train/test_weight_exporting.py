@@ -12,7 +12,7 @@ from tests.train.model_cases import EVERY_MODEL, load, save_tiny
 from train.config.run import RunConfig
 from train.config.sections import ModelConfig
 from train.megatron.weights.directory import check_target
-from train.megatron.weights.exporting import save_hf
+from train.megatron.weights.saving import save_hf
 
 pytestmark = pytest.mark.usefixtures("one_rank")
 

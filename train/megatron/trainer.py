@@ -29,8 +29,9 @@ from train.megatron.objective import TokenScores, policy_objective, rollout_diff
 from train.megatron.optimizer import PolicyOptimizer
 from train.megatron.parallel import join_ranks, leave_ranks, vocab_shard
 from train.megatron.tally import Tally
-from train.megatron.weights.exporting import iter_hf_weights, save_hf
+from train.megatron.weights.exporting import iter_hf_weights
 from train.megatron.weights.loading import load_hf_weights
+from train.megatron.weights.saving import save_hf
 
 if TYPE_CHECKING:
     from megatron.core.models.gpt import GPTModel

@@ -77,37 +77,69 @@ def put_aside(directory: Path) -> Iterator[None]:
 
 
 class ModelDirectoryWriter:
-    """Collects tensors into shards in a sibling directory, which takes the wanted name once everything is in it."""
+    """Collects tensors into shards in a sibling directory, which takes the wanted name once everything is in it.
 
-    def __init__(self, directory: str | Path, shard_bytes: int = SHARD_BYTES) -> None:
+    Several processes may write one directory: each adds all tensors in the same order, and writes every shard whose
+    number is its ``place`` modulo ``writers`` (place None: none). The one of place 0 makes the sibling directory, whose
+    path the others take as ``work``, and alone finishes, once all have flushed.
+    """
+
+    def __init__(
+        self,
+        directory: str | Path,
+        shard_bytes: int = SHARD_BYTES,
+        *,
+        place: int | None = 0,
+        writers: int = 1,
+        work: Path | None = None,
+    ) -> None:
         self.target = Path(directory).absolute()
-        self.work = self.target.with_name(f".{self.target.name}.{os.getpid()}.partial")
-        shutil.rmtree(self.work, ignore_errors=True)
-        self.work.mkdir(parents=True)
         self.complete = False
         self._shard_bytes = shard_bytes
-        self._pending: dict[str, torch.Tensor] = {}
-        self._pending_bytes = 0
+        self._place = place
+        self._writers = writers
+        self._names: list[str] = []  # of the shard that is being filled
+        self._bytes = 0
+        self._pending: dict[Path, dict[str, torch.Tensor]] = {}  # what this process has to write
         self._shards: list[list[str]] = []
         self._total_bytes = 0
         self._sizes: dict[torch.dtype, int] = {}
+        self.work = work or self._make_work()
+
+    def share(self, place: int | None, writers: int) -> None:
+        """Say before the first tensor who else writes."""
+        self._place, self._writers = place, writers
 
     def add(self, name: str, tensor: torch.Tensor) -> None:
-        """Take one tensor, on any device; it must keep its value until the shard that it belongs to is written."""
+        """Take one tensor, on any device; it must keep its value until the shard that it belongs to is written.
+
+        A process holds one shard. They are written when every writer has its own, all at once. Raises OSError.
+        """
         size = tensor.numel() * tensor.element_size()
-        if self._pending and self._pending_bytes + size > self._shard_bytes:
-            self._write_shard()
-        self._pending[name] = tensor.detach().cpu().contiguous()
-        self._pending_bytes += size
+        if self._names and self._bytes + size > self._shard_bytes:
+            self._end_shard()
+            if len(self._shards) % self._writers == 0:
+                self._write()
+        if self._place is not None and len(self._shards) % self._writers == self._place:
+            part = self._pending.setdefault(self._part(len(self._shards)), {})
+            part[name] = tensor.detach().cpu().contiguous()
+        self._names.append(name)
+        self._bytes += size
         self._total_bytes += size
         self._sizes[tensor.dtype] = self._sizes.get(tensor.dtype, 0) + size
+
+    def flush(self) -> None:
+        """Write what is left of this process's shards; no tensor may follow. Raises OSError."""
+        if self._names:
+            self._end_shard()
+        self._write()
 
     def finish(self, hf_config: Any, source_dir: str | Path | None, quantization: dict[str, Any] | None = None) -> None:
         """Write what is left, the index, the config and what ``source_dir`` carries; give the directory its name.
 
         quantization: the config's ``quantization_config``, where tensors were quantised before they came here.
         """
-        self._write_shard()
+        self.flush()
         self._name_shards()
         config = config_with_dtype(hf_config, source_dir, self._dtype())
         if quantization is not None:
@@ -137,11 +169,21 @@ class ModelDirectoryWriter:
             kept = self.work.rename(self.target.with_name(f"{self.target.name}-{os.getpid()}"))
             raise InputError(f"{self.target} cannot be replaced ({error.strerror}); the model is in {kept}") from error
 
-    def _write_shard(self) -> None:
-        write_tensors(self._part(len(self._shards)), self._pending)
-        self._shards.append(list(self._pending))
-        self._pending = {}
-        self._pending_bytes = 0
+    def _make_work(self) -> Path:
+        work = self.target.with_name(f".{self.target.name}.{os.getpid()}.partial")
+        shutil.rmtree(work, ignore_errors=True)
+        work.mkdir(parents=True)
+        return work
+
+    def _end_shard(self) -> None:
+        self._shards.append(self._names)
+        self._names = []
+        self._bytes = 0
+
+    def _write(self) -> None:
+        pending, self._pending = self._pending, {}
+        for part, tensors in pending.items():
+            write_tensors(part, tensors)
 
     def _part(self, number: int) -> Path:
         return self.work / f"part-{number}"

@@ -1,18 +1,15 @@
-"""Megatron weights out again, as whole Hugging Face tensors: for rollout engines and for directories on disk."""
+"""Megatron weights out again, as whole Hugging Face tensors, on every rank: for rollout engines and for files."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 
-from train.checkpoint.errors import DISK_ERRORS, CheckpointWriteError
 from train.megatron.weights.binding import BoundWeight, bind
-from train.megatron.weights.directory import SHARD_BYTES, ModelDirectoryWriter
 from train.megatron.weights.table import PlacedWeight
 
 if TYPE_CHECKING:
@@ -147,36 +144,3 @@ def _from(tensor: torch.Tensor | None, owner: _Owner, group: dist.ProcessGroup, 
     tensor = tensor.contiguous()
     dist.broadcast(tensor, src=owner.rank, group=group)
     return tensor
-
-
-def save_hf(
-    model: GPTModel,
-    family: ModelFamily,
-    hf_config: Any,
-    directory: str | Path,
-    source_dir: str | Path | None,
-    shard_bytes: int = SHARD_BYTES,
-) -> None:
-    """Write the model as a directory that transformers loads. Collective over all ranks; rank 0 writes.
-
-    ``source_dir`` is the directory that the model came from: config, tokenizer and generation settings are taken over
-    from it (None: the config alone, from ``hf_config``). Nothing is seen under ``directory`` before all of it is there.
-    Where ``directory`` holds something already, the model is written beside it and InputError says where;
-    ``check_target`` asks that before training starts.
-    """
-    writer = ModelDirectoryWriter(directory, shard_bytes) if dist.get_rank() == 0 else None
-    try:
-        for name, tensor in iter_hf_weights(model, family, hf_config):
-            if writer is not None:
-                writer.add(name, tensor)
-        if writer is not None:
-            writer.finish(hf_config, source_dir)
-    except BaseException as error:
-        if writer is not None:
-            writer.abandon()
-        if (
-            isinstance(error, OSError) and error.errno in DISK_ERRORS
-        ):  # a worker's error is understood by the driver if it is one of ours
-            raise CheckpointWriteError(f"--save-hf {directory}: cannot be written ({error.strerror})") from error
-        raise
-    dist.barrier()
