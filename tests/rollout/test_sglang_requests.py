@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 from pathlib import Path
 
@@ -104,15 +105,17 @@ async def test_a_server_that_is_not_there_and_one_that_is_too_slow_are_told(serv
     with pytest.raises(Unreachable, match=r"Cannot connect.* \(2 tries\)$"):
         await client.get("http://127.0.0.1:9/health", retries=1)
 
-    async def slow(request):
-        import asyncio
+    let_go = asyncio.Event()
 
-        await asyncio.sleep(30)
+    async def slow(request):
+        await let_go.wait()
+        return web.Response()
 
     url = await serve(slow)
     with pytest.raises(Unreachable, match=r"no answer within 0\.1 s \(1 try\)"):
         await client.get(f"{url}/x", timeout=0.1, retries=0)
     assert not await client.answers(f"{url}/health", timeout=0.1)
+    let_go.set()
 
 
 SAMPLING = SamplingParams(max_new_tokens=8)
