@@ -82,4 +82,6 @@ def _aborts_for_weights(config: RolloutConfig, engine: Engine) -> bool:
         raise InputError(
             "--update-weights-in-flight keep: this engine cannot go on with a response under new weights; use abort"
         )
+    if config.mask_offpolicy_in_partial_rollout:
+        return True  # the older tokens of a response are told apart where it was interrupted
     return config.update_weights_in_flight == "abort" or not keeps

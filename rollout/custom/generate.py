@@ -124,6 +124,8 @@ def checked_generated(generated: Any, origin: Sample, name: str) -> Generated:
     told = f"{name} returned {_shown(generated)} for sample {origin.index} (group {origin.group_index})"
     if not members or not all(isinstance(member, Sample) for member in members):
         raise CustomFunctionError(f"{told}: expected a Sample, or a list of at least one")
+    if len(set(map(id, members))) < len(members):
+        raise CustomFunctionError(f"{told}: the same sample twice; it would be trained on twice (use copy.deepcopy)")
     for member in members:
         if member.status is Status.PENDING:
             raise CustomFunctionError(

@@ -43,9 +43,16 @@ class DrawingSource:
         return groups
 
     def add_samples(self, groups: Sequence[Group]) -> None:
-        """Put groups back, to be the first drawn next; unfinished responses go on from where they are."""
+        """Put groups back, to be the first drawn next; unfinished responses go on from where they are.
+
+        Only groups that this call drew: any other has been trained on, or is back already, and ValueError says so.
+        """
+        for index in map(_index, groups):
+            if self.drawn.pop(index, None) is None:
+                raise ValueError(
+                    f"group {index} was put back, but this call did not draw it, or has put it back already"
+                )
         for group in groups:
-            self.drawn.pop(_index(group), None)
             for sample in leaves_of(group):
                 if sample.status is Status.ABORTED:
                     sample.status = Status.PENDING
@@ -132,6 +139,11 @@ def checked_rollout(returned: Any, told: str) -> list[Group]:
             raise CustomFunctionError(f"{told} group {index} twice: it would be trained on twice")
         if index is not None:
             seen.add(index)
+    samples: set[int] = set()
+    for sample in leaves_of(groups):
+        if id(sample) in samples:
+            raise CustomFunctionError(f"{told} the same sample twice: it would be trained on twice (use copy.deepcopy)")
+        samples.add(id(sample))
     return groups
 
 

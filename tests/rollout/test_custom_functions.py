@@ -453,6 +453,24 @@ async def gives_twice(args, rollout_id, data_source, *, context):
     return [group, group]
 
 
+async def repeats_a_sample(args, rollout_id, data_source, *, context):
+    (group,) = data_source.get_samples(1)
+    await context.generate(group)
+    return [[group[0]] * 3]
+
+
+async def puts_back_what_it_handed_over(args, rollout_id, data_source, *, context, kept=[]):  # noqa: B006
+    data_source.add_samples(kept[:1])
+    groups = [await context.generate(group) for group in data_source.get_samples(2)]
+    kept[:] = groups
+    return groups
+
+
+async def fans_out_into_one(args, sample, sampling_params, *, context):
+    await context.answer(sample)
+    return [sample, sample]
+
+
 class Restarts(Counting):
     def load_state_dict(self, state):
         self.at = 0
@@ -490,6 +508,9 @@ async def without_log_probs(args, sample, sampling_params, *, context):
         (testing.check_rollout_function, forgets, "drew 1 groups in rollout 0 that it neither returned nor put back"),
         (testing.check_rollout_function, hands_over_pending, "is pending: hand over finished groups"),
         (testing.check_rollout_function, gives_twice, "returned group 0 twice"),
+        (testing.check_rollout_function, repeats_a_sample, "the same sample twice"),
+        (testing.check_rollout_function, puts_back_what_it_handed_over, "group 0 was put back, but this call did not"),
+        (testing.check_generate, fans_out_into_one, "the same sample twice"),
         (testing.check_data_source, Lacking, "lacks state_dict"),
         (testing.check_data_source, Restarts, "goes on with other prompts"),
         (testing.check_reward_post_process, lambda args, samples: [1.0], "rewards has 1 entries, expected 6"),

@@ -39,6 +39,10 @@ class Engine:
         self.requests: list[GenerateRequest] = []
         self._aborts: dict[str, asyncio.Event] = {}
 
+    @property
+    def weight_version(self) -> int:
+        return self.version
+
     async def generate(self, request: GenerateRequest) -> GenerateResult:
         index, version = request.sample_index, self.version
         self.requests.append(request)
@@ -150,6 +154,24 @@ async def test_an_engine_that_cannot_go_on_under_new_weights_is_aborted_first(ex
         assert sample.rollout_log_probs == ([-0.5, -1.5] if partial else [-1.5])  # old tokens keep theirs
         assert sample.weight_version == (0 if partial else 1)
         assert len(sample.prompt_tokens) == 4
+    await collector.close()
+
+
+async def test_an_engine_that_could_go_on_is_interrupted_where_older_tokens_take_no_gradient(
+    example: Any,
+) -> None:
+    engine = Engine()
+    settings = {"partial_rollout": True, "mask_offpolicy_in_partial_rollout": True, "max_groups_in_flight": 4}
+    collector, _ = make(example, engine, **settings)
+    await collector.collect(0)
+    engine.seconds = 3600.0
+    await asyncio.sleep(0.05)
+    await collector.settle()
+    await asyncio.sleep(0.05)
+    engine.seconds, engine.version = 0.01, 1
+    collector.weights_updated(1)
+    output = await collector.collect(1)
+    assert {tuple(sample.loss_mask or ()) for group in output.groups for sample in group} == {(0, 1)}
     await collector.close()
 
 

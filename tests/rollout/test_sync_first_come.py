@@ -6,6 +6,7 @@ The engine answers a token at a time, in an order that the test decides.
 from __future__ import annotations
 
 import asyncio
+import copy
 import json
 import logging
 from collections.abc import Callable
@@ -391,7 +392,7 @@ async def test_a_filter_sees_responses_that_fanned_out_as_lists_and_training_see
         groups = data_source.get_samples(2)
         for group in groups:
             await context.generate(group)
-            group[0] = [group[0], group[0]]
+            group[0] = [group[0], copy.deepcopy(group[0])]
         return groups
 
     made = setup(keeps=lambda index: True, over_sampling_batch_size=None)
