@@ -118,6 +118,29 @@ async def test_a_server_that_is_not_there_and_one_that_is_too_slow_are_told(serv
     let_go.set()
 
 
+async def test_responses_that_are_waited_for_leave_the_connections_that_control_needs(serve):
+    answer, asked = asyncio.Event(), []
+
+    async def handle(request):
+        if request.path == "/generate":
+            asked.append(request)
+            await answer.wait()
+        return web.json_response({})
+
+    url = await serve(handle)
+    client = HttpClient(connections=4)
+    # A health check that waited behind responses would have a server that is well started again.
+    waiting = [asyncio.ensure_future(client.post(f"{url}/generate", {}, timeout=60, queues=True)) for _ in range(100)]
+    while len(asked) < 4:
+        await asyncio.sleep(0.01)
+    assert await client.answers(f"{url}/health", timeout=5)
+    assert await client.post(f"{url}/pause_generation", {}, timeout=5) == {}
+    assert len(asked) == 4
+    answer.set()
+    assert len(await asyncio.gather(*waiting)) == 100
+    await client.close()
+
+
 SAMPLING = SamplingParams(max_new_tokens=8)
 REQUEST = GenerateRequest("3-5", (4, 5, 6), SAMPLING, seed=1, rollout_id=3, sample_index=5)
 

@@ -66,7 +66,7 @@ class SGLangEngine:
             if len(plan.shares) > 1:
                 raise InputError(f"engine {plan.name} spans nodes; this version starts servers on one machine only")
         self._ports = PortLease()
-        self._client = HttpClient(connections=settings.max_running_requests * max(1, len(self._model.engines)) + 32)
+        self._client = HttpClient(connections=settings.max_running_requests * max(1, len(self._model.engines)))
         self._servers: list[SGLangServer] = []
         self._router: Router | None = None
         self._recovery: Recovery | None = None
@@ -209,6 +209,7 @@ class SGLangEngine:
                     body,
                     timeout=self._config.sglang_request_timeout,
                     headers={AFFINITY_HEADER: _affinity(request)},
+                    queues=True,
                 )
             except Unreachable:
                 # The watch has seen by now that a server is dead, if one is; else the fault is another.

@@ -12,6 +12,7 @@ import aiohttp
 from rollout.engines.errors import EngineError
 
 _FIRST_BACKOFF, _LONGEST_BACKOFF = 0.2, 5.0  # seconds
+_SPARE = 32  # connections for what does not queue
 _SHOWN = 600  # characters of an answer that a message repeats
 _TRY_AGAIN = frozenset({502, 503, 504})  # a router without a worker, for now
 _ROUTER_LOST_WORKER = b"error sending request"  # its words, with status 500, for a connection to a worker that broke
@@ -32,11 +33,14 @@ class Unreachable(EngineError):
 class HttpClient:
     """``timeout`` bounds one try, in seconds; ``retries`` are further tries where no connection came about or it broke.
 
-    A status from 400 on is a Refusal at once, except for those of a router that has no worker at the moment.
+    At most ``connections`` requests that queue are under way at once; others, such as those that ask after a server's
+    health, do not stand behind them. A status from 400 on is a Refusal at once, except for those of a router that has
+    no worker at the moment.
     """
 
     def __init__(self, *, connections: int, retries: int = 5, timeout: float = 60.0) -> None:
         self._connections, self._retries, self._timeout = connections, retries, timeout
+        self._places = asyncio.Semaphore(connections)
         self._session: aiohttp.ClientSession | None = None
         self.retried = 0  # tries beyond the first, of all requests so far
 
@@ -48,8 +52,12 @@ class HttpClient:
         timeout: float | None = None,
         retries: int | None = None,
         headers: Mapping[str, str] | None = None,
+        queues: bool = False,
     ) -> Any:
-        """The answer: from JSON, or its text. ``timeout`` 0: none."""
+        """The answer: from JSON, or its text. ``timeout`` 0: none; with ``queues`` it begins once there is a place."""
+        if queues:
+            async with self._places:
+                return await self._request("POST", url, body, timeout, retries, headers)
         return await self._request("POST", url, body, timeout, retries, headers)
 
     async def get(self, url: str, *, timeout: float | None = None, retries: int | None = None) -> Any:
@@ -74,7 +82,7 @@ class HttpClient:
     def _open(self) -> aiohttp.ClientSession:
         if self._session is None:
             # trust_env is off: a proxy of the environment is not for servers of the run.
-            self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=self._connections))
+            self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=self._connections + _SPARE))
         return self._session
 
     async def _request(
