@@ -7,10 +7,11 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from samples.errors import InputError
-from tests.train.model_cases import load, save_tiny, tiny_config
+from tests.train.model_cases import Loaded, load, save_tiny, tiny_config
 from train.config.run import RunConfig
 from train.megatron.model import PADDED_LOGIT, build_model
 from train.megatron.models import FAMILIES
+from train.megatron.weights.checkpoint import HfCheckpoint
 from train.megatron.weights.loading import load_hf_weights
 
 pytestmark = pytest.mark.usefixtures("one_rank")
@@ -112,6 +113,29 @@ def test_each_rank_reads_what_it_holds_and_no_more(tmp_path):
     report = load_hf_weights(build_model(config, RunConfig()), FAMILIES["qwen3"], config, tmp_path)
     assert report.bytes_read == 4 * sum(parameter.numel() for parameter in model.parameters())
     assert report.tensors == len(list(model.parameters()))
+
+
+@pytest.mark.parametrize("model_type", ["qwen3", "glm4", "deepseek_v3", "gpt_oss", "gemma4_text/experts"])
+def test_files_are_let_go_and_large_tensors_read_in_pieces(tmp_path, monkeypatch, model_type):
+    save_tiny(tmp_path, model_type)
+    expected = load(tmp_path).tensors()
+    monkeypatch.setattr("train.megatron.weights.loading._half_a_layer", lambda _: 1000)
+    most = 0
+    let_go = HfCheckpoint.let_go
+
+    def watched(checkpoint, beyond=0):
+        nonlocal most
+        let_go(checkpoint, beyond)
+        most = max(most, checkpoint._mapped)
+
+    monkeypatch.setattr(HfCheckpoint, "let_go", watched)
+    config = tiny_config(model_type)
+    family = FAMILIES[config.model_type]
+    loaded = Loaded(build_model(config, RunConfig()), family, config)
+    report = load_hf_weights(loaded.model, family, config, tmp_path)
+    assert most <= 1000
+    assert report.bytes_read == 4 * sum(tensor.numel() for tensor in expected.values())
+    assert all(torch.equal(tensor, expected[name]) for name, tensor in loaded.tensors().items())
 
 
 def test_rotary_frequencies_in_old_llama_files_are_passed_over(tmp_path):

@@ -84,20 +84,31 @@ class TensorFiles:
 def write_file(path: Path, pieces: Iterator[memoryview | bytes] | list[bytes]) -> FileFacts:
     """Write a new file through to the disk; its size and checksum are those of ``pieces``. Raises OSError."""
     size = checksum = 0
-    with path.open("xb", buffering=0) as file:
+
+    def counted() -> Iterator[memoryview]:
+        nonlocal size, checksum
         for piece in pieces:
             view = memoryview(piece)
             checksum = zlib.crc32(view, checksum)
             size += len(view)
-            while view:
-                view = view[file.write(view) :]
-        os.fsync(file.fileno())
+            yield view
+
+    _write_through(path, counted())
     return FileFacts(bytes=size, crc32=checksum)
 
 
-def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> FileFacts:
-    """Write tensors on the host, in one piece each, as a new safetensors file. Raises OSError."""
-    return write_file(path, _serialized(tensors))
+def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
+    """Write tensors on the host, in one piece each, through to the disk as a new safetensors file. Raises OSError."""
+    _write_through(path, _serialized(tensors))
+
+
+def _write_through(path: Path, pieces: Iterator[memoryview | bytes] | Iterator[memoryview]) -> None:
+    with path.open("xb", buffering=0) as file:
+        for piece in pieces:
+            view = memoryview(piece)
+            while view:
+                view = view[file.write(view) :]
+        os.fsync(file.fileno())
 
 
 def file_checksum(path: Path) -> int:

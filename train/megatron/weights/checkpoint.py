@@ -30,6 +30,7 @@ class HfCheckpoint:
         self._single = f"{stem}.safetensors"
         self._index = f"{stem}.safetensors.index.json"
         self.bytes_read = 0
+        self._mapped = 0
         self._files: dict[str, Any] = {}
         self._stack = ExitStack()
         self._block: tuple[int, int] | None = None
@@ -103,21 +104,42 @@ class HfCheckpoint:
             return self._read_mxfp4(part, shard)
         if shard.index is not None:
             entry: torch.Tensor = part[shard.index]
-            self.bytes_read += entry.numel() * entry.element_size()
-            return entry
+            return self._counted(entry)
         along = slice(shard.start, shard.stop)
         tensor: torch.Tensor = part[along] if shard.axis == 0 else part[:, along] if shard.axis == 1 else part[:]
-        self.bytes_read += tensor.numel() * tensor.element_size()
+        self._counted(tensor)
         if part.get_dtype() not in fp8_blocks.STORED_DTYPES:
             return tensor
-        scales = self.read_whole(shard.name + fp8_blocks.SUFFIX)
-        self.bytes_read += scales.numel() * scales.element_size()
+        scales = self._counted(self.read_whole(shard.name + fp8_blocks.SUFFIX))
         row, column = (shard.start if shard.axis == axis else 0 for axis in (0, 1))
         return fp8_blocks.dequantise(tensor, scales, self._block_size(), row=row, column=column)
 
     def read_whole(self, name: str) -> torch.Tensor:
         """A whole tensor, whatever its shape."""
         tensor: torch.Tensor = self._open(self.file_of[name]).get_tensor(name)
+        self._mapped += tensor.numel() * tensor.element_size()
+        return tensor
+
+    def can_be_cut(self, name: str) -> bool:
+        """Whether a few rows of a tensor cost no more than their share of it: its values are stored as they are."""
+        file = self.file_of.get(name)
+        return file is not None and self._open(file).get_slice(name).get_dtype() in READABLE
+
+    def let_go(self, beyond: int = 0) -> None:
+        """Unmap the files once more than ``beyond`` bytes were read since the last time; they are opened again.
+
+        Mapped pages count as this process's memory, and would in the end be a second copy of all that it reads. No
+        tensor that ``read`` has given may be in use.
+        """
+        if self._mapped > beyond:
+            self._stack.close()
+            self._files.clear()
+            self._mapped = 0
+
+    def _counted(self, tensor: torch.Tensor) -> torch.Tensor:
+        size = tensor.numel() * tensor.element_size()
+        self.bytes_read += size
+        self._mapped += size
         return tensor
 
     def _is_mxfp4(self, name: str) -> bool:
@@ -141,8 +163,7 @@ class HfCheckpoint:
         name = shard.name + mxfp4.SCALES
         scales = self._open(self.file_of[name]).get_slice(name)
         part = slice(None) if shard.index is None else shard.index
-        stored = [tensor[part] for tensor in (blocks, scales)]
-        self.bytes_read += sum(tensor.numel() for tensor in stored)
+        stored = [self._counted(tensor[part]) for tensor in (blocks, scales)]
         return mxfp4.dequantise(*stored)
 
     def _check_scales(self, name: str, shape: tuple[int, ...]) -> None:

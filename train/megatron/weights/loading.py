@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from samples.errors import InputError
-from train.megatron.weights.binding import BoundWeight, bind
+from train.megatron.weights.binding import BoundWeight, Shard, bind
 from train.megatron.weights.checkpoint import HfCheckpoint
 
 if TYPE_CHECKING:
     from megatron.core.models.gpt import GPTModel
 
     from train.megatron.models.family import ModelFamily
+
+_MAPPED_BYTES = 64 * 2**20
+_LEAST_MAPPED_BYTES = 4 * 2**20  # opening files again takes as long as reading a part of that
 
 
 @dataclass(frozen=True)
@@ -40,24 +44,51 @@ def load_hf_weights(
 
     rank = parallel_state.get_tensor_model_parallel_rank()
     tensors = 0
+    beyond = _half_a_layer(model)
     with HfCheckpoint(directory, source) as checkpoint:
         check_names(checkpoint, family, hf_config)
         for weight in bind(model, family, hf_config):
-            tensors += load_weight(weight, checkpoint, rank)
+            tensors += load_weight(weight, checkpoint, rank, beyond)
         return LoadReport(tensors, checkpoint.bytes_read)
 
 
-def load_weight(weight: BoundWeight, checkpoint: HfCheckpoint, rank: int) -> int:
-    """Fill ``weight.parameter`` with what tensor-parallel rank ``rank`` holds; the number of tensors read."""
+def load_weight(weight: BoundWeight, checkpoint: HfCheckpoint, rank: int, beyond: int = _MAPPED_BYTES) -> int:
+    """Fill ``weight.parameter`` with what tensor-parallel rank ``rank`` holds; the number of tensors read.
+
+    beyond: bytes of the files that may stay mapped; larger tensors are read a few rows at a time.
+    """
     shards = weight.shards(rank)
     for shard, region in shards:
-        part = checkpoint.read(shard)
+        rows = shard.stop - shard.start
         if weight.placed.entry.vocab:
-            region[: part.shape[0]].copy_(part)
-            region[part.shape[0] :].zero_()
-        else:
-            region.copy_(part.view(region.shape))
+            region[rows:].zero_()
+            region = region[:rows]
+        for piece, place in _pieces(shard, region, checkpoint, beyond):
+            place.copy_(checkpoint.read(piece).view(place.shape))
+            checkpoint.let_go(beyond)
     return len(shards)
+
+
+def _pieces(
+    shard: Shard, region: torch.Tensor, checkpoint: HfCheckpoint, most_bytes: int
+) -> Iterator[tuple[Shard, torch.Tensor]]:
+    """A shard as it is, or a few rows after the other, where that can be done."""
+    size = region.numel() * region.element_size()
+    whole = size <= most_bytes or shard.index is not None or shard.axis not in (None, 0)
+    if whole or region.ndim != len(shard.shape) or not checkpoint.can_be_cut(shard.name):
+        yield shard, region
+        return
+    rows = max(1, region.shape[0] * most_bytes // size)
+    for first in range(0, region.shape[0], rows):
+        place = region[first : first + rows]
+        start = shard.start + first
+        yield replace(shard, axis=0, start=start, stop=start + place.shape[0]), place
+
+
+def _half_a_layer(model: GPTModel) -> int:
+    """Bytes of a usual layer's half: what reading it may take beside the model itself."""
+    sizes = [sum(p.numel() * p.element_size() for p in layer.parameters()) for layer in model.decoder.layers]
+    return max(min(sizes, default=0) // 2, _LEAST_MAPPED_BYTES)
 
 
 def check_weights(family: ModelFamily, hf_config: Any, directory: str | Path, source: str = "--hf-checkpoint") -> None:
@@ -95,8 +126,9 @@ def _check_copy(checkpoint: HfCheckpoint, copy: str, original: str) -> None:
     """A tied tensor that the file holds all the same has to be the copy that the config says it is."""
     if copy not in checkpoint.file_of:
         return
-    whole = [checkpoint.read_whole(name) for name in (copy, original)]
-    if not torch.equal(*whole):
+    same = torch.equal(*(checkpoint.read_whole(name) for name in (copy, original)))
+    checkpoint.let_go()
+    if not same:
         raise InputError(
             f"{checkpoint.source} {checkpoint.directory}: tie_word_embeddings is true in config.json, but {copy} and "
             f"{original} differ; set it to false if the model has a head of its own"
