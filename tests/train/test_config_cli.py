@@ -215,6 +215,8 @@ def test_what_the_slime_table_offers_instead_exists():
         ("--num-layers", "config.json"),
         ("--rollout-seed", "--seed"),
         ("--moe-router-topk", "mixture-of-experts"),
+        ("--moe-router-bias-update-rate", "stays as the checkpoint has it"),
+        ("--moe-router-enable-expert-bias", "stays as the checkpoint has it"),
     ],
 )
 def test_flags_for_what_later_versions_bring_are_refused_plainly(word, said):

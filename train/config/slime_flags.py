@@ -183,6 +183,11 @@ _FAMILIES = (  # beginnings of names, the longer ones first
     ("critic-", "this version has no critic"),
     ("opd-", "this version has no distillation"),
     ("use-opd", "this version has no distillation"),
+    ("moe-router-bias", "a router's bias stays as the checkpoint has it; the router learns by the policy gradient"),
+    (
+        "moe-router-enable-expert-bias",
+        "config.json says if routers have a bias, which stays as the checkpoint has it",
+    ),
     ("moe-", "a mixture-of-experts model is run as its config.json says, without an auxiliary loss"),
     ("mtp-", "this version has no multi-token prediction"),
     ("fsdp-", "training is Megatron-Core"),

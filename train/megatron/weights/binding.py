@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from train.megatron.weights.engine_names import table_name
 from train.megatron.weights.table import PlacedWeight
 from train.megatron.weights.transforms import HeadGeometry
 
@@ -123,7 +124,7 @@ def trained_parameters(model: GPTModel) -> dict[str, torch.nn.Parameter]:
 
 
 def _renaming(model: GPTModel) -> Callable[[str], str]:
-    """Layers counted over all pipeline stages, experts over all expert-parallel ranks."""
+    """Layers counted over all pipeline stages, experts over all expert-parallel ranks, names as the table has them."""
     from megatron.core import parallel_state
 
     numbers = [layer.layer_number - 1 for layer in model.decoder.layers]
@@ -132,6 +133,7 @@ def _renaming(model: GPTModel) -> Callable[[str], str]:
     first *= parallel_state.get_expert_model_parallel_rank()
 
     def rename(name: str) -> str:
+        name = table_name(name)
         name = _LAYER.sub(lambda match: f"decoder.layers.{numbers[int(match[1])]}.", name, count=1)
         return _EXPERT.sub(lambda match: f".local_experts.{first + int(match[1])}.", name, count=1)
 
