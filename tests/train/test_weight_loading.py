@@ -10,9 +10,12 @@ from samples.errors import InputError
 from tests.train.model_cases import Loaded, load, save_tiny, tiny_config
 from train.config.run import RunConfig
 from train.megatron.model import PADDED_LOGIT, build_model
-from train.megatron.models import FAMILIES
+from train.megatron.models import FAMILIES, decoder
+from train.megatron.weights.binding import BoundWeight
 from train.megatron.weights.checkpoint import HfCheckpoint
-from train.megatron.weights.loading import load_hf_weights
+from train.megatron.weights.loading import load_hf_weights, load_weight
+from train.megatron.weights.table import PlacedWeight
+from train.megatron.weights.transforms import HeadGeometry
 
 pytestmark = pytest.mark.usefixtures("one_rank")
 
@@ -166,3 +169,18 @@ def test_padded_vocabulary_is_zero_masked_and_cut_off_again(tmp_path, monkeypatc
     entropy = -(logits.softmax(-1) * logits.log_softmax(-1)).sum(-1)
     assert entropy.isfinite().all()
     assert torch.equal(loaded.tensors()["lm_head.weight"], reference.lm_head.weight)
+
+
+@pytest.mark.parametrize(("entry", "rank"), [(decoder.EMBEDDING, 0), (decoder.EMBEDDING, 1), (decoder.HEAD, 1)])
+def test_pieces_of_a_rank_are_its_rows_and_padding_is_zero(tmp_path, entry, rank):
+    """67 entries of a vocabulary between two ranks: 34, and 33 with one of padding."""
+    save_tiny(tmp_path, "llama")
+    whole = load_file(tmp_path / "model.safetensors")[entry.hf[0]]
+    parameter = torch.full((34, 32), -7.0)
+    weight = BoundWeight(PlacedWeight(entry, entry.megatron, entry.hf), parameter, HeadGeometry(8, 2), 67, 2)
+    with HfCheckpoint(tmp_path) as checkpoint:
+        load_weight(weight, checkpoint, rank, beyond=5 * 32 * 4)
+        mine = whole[34 * rank : 34 * rank + 34]
+        assert checkpoint.bytes_read == mine.numel() * 4
+    assert torch.equal(parameter[: len(mine)], mine)
+    assert not parameter[len(mine) :].any()
