@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -52,6 +52,7 @@ class RolloutSettings:
     sglang: SGLangConfig = field(default_factory=SGLangConfig)
     num_gpus: int = 1  # devices of all rollout engines
     num_gpus_per_engine: int = 1
+    weight_channel: Literal["disk", "tensor"] = "disk"  # from this worker to SGLang servers
 
     @property
     def layout(self) -> Layout:
@@ -89,6 +90,7 @@ class RolloutWorker:
             sglang=settings.sglang,
             layout=settings.layout,
             trust_remote_code=settings.trust_remote_code,
+            weight_channel=settings.weight_channel,
         )
         args = UserArgs(settings.rollout, settings.reward)
         self._reward = build_reward(settings.reward, args)
@@ -138,14 +140,30 @@ class RolloutWorker:
         """Return once new weights may come; what the collector has to finish first is finished."""
         self._loop.run(self._collector.settle())
 
-    def update_weights(self, version: int, buckets: Iterable[Mapping[str, torch.Tensor]]) -> None:
-        """Replace all weights by ``version``, given as buckets of whole tensors under Hugging Face names."""
+    def begin_update(self, version: int) -> None:
+        """Settle, and have the engine stand still until ``commit_update`` of the same version."""
         self.settle()
         self._loop.run(self._engine.begin_update(version))
-        for bucket in buckets:
-            self._loop.run(self._engine.update_weights(bucket))
+
+    def update_weights(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """A bucket of whole tensors under Hugging Face names; their memory may be used anew afterwards."""
+        self._loop.run(self._engine.update_weights(tensors))
+
+    def commit_update(self, version: int) -> None:
         self._loop.run(self._engine.commit_update(version))
         self._loop.run(self._weights_updated(version))
+
+    def held_version(self) -> int | None:
+        return self._loop.run(self._engine.held_version())
+
+    def keep_weights(self, names: frozenset[str]) -> None:
+        self._loop.run(self._engine.keep_weights(names))
+
+    def fail_update(self, reason: str) -> None:
+        self._loop.run(self._engine.fail_update(reason))
+
+    def differing_weights(self, tensors: Mapping[str, torch.Tensor]) -> list[str]:
+        return self._loop.run(self._engine.differing_weights(tensors))
 
     def state(self) -> CollectorState:
         """The cursor of consumed prompts and the groups that are not trained on yet, as they are between two steps."""

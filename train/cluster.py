@@ -26,7 +26,7 @@ from train.replay.role import ReplayRole
 if TYPE_CHECKING:
     from train.batch import TrainBatch
     from train.profiling import ProfilePlan
-    from train.weight_sync.buckets import FlatBucket
+    from train.weight_sync.updater import WeightUpdater
 
 _PLACEMENT_TIMEOUT = 60.0
 _CLOSE_TIMEOUT = 20.0
@@ -67,8 +67,9 @@ class RolloutActor:
     def save_state(self, directory: Path) -> RolloutState:
         return self._role.save_state(directory)
 
-    def update_weights(self, version: int, *buckets: FlatBucket) -> None:
-        self._role.update_weights(version, (bucket.tensors() for bucket in buckets))
+    def receiving(self, call: str, *arguments: Any) -> Any:
+        """A call of this end of the weight channel."""
+        return getattr(self._role.receiving, call)(*arguments)
 
     def close(self) -> None:
         if self._failure is None:
@@ -109,13 +110,9 @@ class TrainerActor:
     def train(self, batch: TrainBatch, rollout_id: int) -> dict[str, float]:
         return self._role.train(batch, rollout_id)
 
-    def weight_buckets(self) -> Iterator[FlatBucket]:
-        """Every rank takes part in gathering; rank 0 alone hands the buckets on."""
-        from train.weight_sync.buckets import flatten_bucket
-
-        for bucket in self._role.weight_buckets():
-            if self._rank == 0:
-                yield flatten_bucket(bucket)
+    def sending(self, call: str, *arguments: Any) -> Any:
+        """A call of this end of the weight channel."""
+        return getattr(self._role.sending, call)(*arguments)
 
     def save_state(self, directory: Path) -> TrainerState:
         return self._role.save_state(directory)
@@ -152,6 +149,7 @@ class RayRuntime:
         self._resume = resume
         self._profile = profile
         self._version = -1 if resume is None else resume.manifest.state.weight_version - 1
+        self._updater: WeightUpdater | None = None
         self._local_ray = LocalRay()
         self._ray_imported = False
         self._start_interrupted = False
@@ -179,6 +177,7 @@ class RayRuntime:
             if self._rollout is not None:
                 started.append(self._rollout.start.remote())
             ray.get(started)
+            self._connect_weights()
             self._hand_over()
         spare_from_collection()
 
@@ -201,7 +200,7 @@ class RayRuntime:
         if self._rollout is not None and self._config.rollout.rollout_mode != "sync":
             ray.get(self._rollout.settle.remote())
         settled = time.perf_counter()
-        self._hand_over()
+        metrics |= self._hand_over()
         metrics["perf/rollout_time"] = output.metrics["perf/rollout_time"] + settled - trained
         metrics["perf/train_time"] = trained - started
         metrics["perf/update_weights_time"] = time.perf_counter() - settled
@@ -273,17 +272,20 @@ class RayRuntime:
             if logs is not None and logs.exists():
                 self._progress.note(f"a worker process died; Ray's logs are in {logs}")
 
-    def _hand_over(self) -> None:
+    def _connect_weights(self) -> None:
         if self._rollout is None or not self._trainers:
             return
-        import ray
+        from train.weight_sync.calls import ActorCalls
+        from train.weight_sync.factory import create_weight_updater
 
+        calls = ActorCalls(self._trainers, self._rollout)
+        self._updater = create_weight_updater(self._config, calls, self._run_dir, self._progress.note)
+
+    def _hand_over(self) -> dict[str, float]:
+        if self._updater is None:
+            return {}
         self._version += 1
-        streams = [trainer.weight_buckets.options(num_returns="streaming").remote() for trainer in self._trainers]
-        buckets = list(streams[0])
-        for stream in streams[1:]:
-            list(stream)
-        ray.get(self._rollout.update_weights.remote(self._version, *buckets))
+        return self._updater.update(self._version)
 
     def _connect(self) -> None:
         address = self._config.job.ray_address

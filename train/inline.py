@@ -15,6 +15,9 @@ from train.loop import StepOutput
 from train.profiling import ProfilePlan
 from train.replay.role import ReplayRole
 from train.roles import RolloutRole, TrainerRole
+from train.weight_sync.calls import DirectCalls
+from train.weight_sync.factory import create_weight_updater
+from train.weight_sync.updater import WeightUpdater
 
 
 class InlineRuntime:
@@ -25,6 +28,7 @@ class InlineRuntime:
         config: RunConfig,
         accelerator: Accelerator,
         progress: Progress,
+        run_dir: Path,
         resume: Checkpoint | None = None,
         profile: ProfilePlan | None = None,
     ) -> None:
@@ -35,6 +39,8 @@ class InlineRuntime:
         self._trainer: TrainerRole | None = None
         self._resume = resume
         self._profile = profile
+        self._run_dir = run_dir
+        self._updater: WeightUpdater | None = None
         self._version = -1 if resume is None else resume.manifest.state.weight_version - 1
 
     def start(self) -> None:
@@ -57,6 +63,9 @@ class InlineRuntime:
             self._rollout = RolloutRole(self._config, self._accelerator, self._resume, self._profile)
             self._rollout.start()
             torch.set_num_threads(trainer_threads)  # the rollout worker set its own for this process
+        if self._trainer is not None and isinstance(self._rollout, RolloutRole):
+            calls = DirectCalls(self._trainer.sending, self._rollout.receiving)
+            self._updater = create_weight_updater(self._config, calls, self._run_dir)
         self._hand_over()
 
     def step(self, rollout_id: int) -> StepOutput:
@@ -72,7 +81,7 @@ class InlineRuntime:
         if isinstance(self._rollout, RolloutRole):
             self._rollout.settle()
         settled = time.perf_counter()
-        self._hand_over()
+        metrics |= self._hand_over()
         metrics["perf/rollout_time"] = output.metrics["perf/rollout_time"] + settled - trained
         metrics["perf/train_time"] = trained - started
         metrics["perf/update_weights_time"] = time.perf_counter() - settled
@@ -102,8 +111,8 @@ class InlineRuntime:
             if trainer is not None:
                 trainer.close()
 
-    def _hand_over(self) -> None:
-        if self._trainer is None or not isinstance(self._rollout, RolloutRole):
-            return
+    def _hand_over(self) -> dict[str, float]:
+        if self._updater is None:
+            return {}
         self._version += 1
-        self._rollout.update_weights(self._version, self._trainer.weight_buckets())
+        return self._updater.update(self._version)

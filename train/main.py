@@ -125,7 +125,9 @@ def make_runtime(prepared: PreparedRun, progress: Progress) -> Runtime:
     if prepared.config.job.launcher == "inline":
         from train.inline import InlineRuntime
 
-        return InlineRuntime(prepared.config, prepared.accelerator, progress, prepared.resume, prepared.profile)
+        return InlineRuntime(
+            prepared.config, prepared.accelerator, progress, prepared.run_dir, prepared.resume, prepared.profile
+        )
     from train.cluster import RayRuntime
 
     return RayRuntime(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 import torch
@@ -20,7 +19,9 @@ from train.config.run import RunConfig
 from train.loop import StepOutput
 from train.profiling import ProfilePlan, Profiler
 from train.replay.recorder import RolloutRecorder
-from train.weight_sync.buckets import group_into_buckets
+from train.weight_sync.factory import server_channel
+from train.weight_sync.receiving import ReceivingEnd
+from train.weight_sync.sending import SendingEnd
 
 
 def rollout_settings(config: RunConfig) -> RolloutSettings:
@@ -41,6 +42,7 @@ def rollout_settings(config: RunConfig) -> RolloutSettings:
         sglang=config.sglang,
         num_gpus=config.job.rollout_num_gpus or config.job.rollout_num_gpus_per_engine,
         num_gpus_per_engine=config.job.rollout_num_gpus_per_engine,
+        weight_channel=server_channel(config) or "disk",
     )
 
 
@@ -63,6 +65,7 @@ class RolloutRole:
             accelerator.use_deterministic_algorithms()
         without_trainer = config.debug.debug_rollout_only
         self._worker = RolloutWorker(rollout_settings(config), accelerator, load_weights=without_trainer)
+        self.receiving = ReceivingEnd(self._worker, accelerator)
         directory = config.debug.save_debug_rollout_data
         self._recorder = None if directory is None else RolloutRecorder(Path(directory), config)
 
@@ -96,12 +99,12 @@ class RolloutRole:
         """Where this role stands between two steps, for a checkpoint; finished groups are written to ``directory``."""
         return save_rollout_state(directory, self._worker.state(), self._accelerator)
 
-    def update_weights(self, version: int, buckets: Iterable[Mapping[str, torch.Tensor]]) -> None:
-        self._worker.update_weights(version, buckets)
-
     def close(self) -> None:
-        self._worker.close()
-        end_sparing()
+        try:
+            self.receiving.close()
+        finally:
+            self._worker.close()
+            end_sparing()
 
 
 class TrainerRole:
@@ -137,16 +140,13 @@ class TrainerRole:
             hf_directory=Path(config.model.hf_checkpoint),
             resume=resume,
         )
+        self.sending = SendingEnd(self._trainer.export_weights, accelerator, rank)
         self._profiler = Profiler(profile, accelerator, "train", rank)
         spare_from_collection()
 
     def train(self, batch: TrainBatch, rollout_id: int) -> dict[str, float]:
         with self._profiler.step(rollout_id):
             return self._trainer.train(batch, rollout_id)
-
-    def weight_buckets(self) -> Iterator[dict[str, torch.Tensor]]:
-        """Whole tensors under Hugging Face names, in buckets; every rank has to draw them all (collective)."""
-        yield from group_into_buckets(self._trainer.export_weights())
 
     def save_state(self, directory: Path) -> TrainerState:
         """Write weights and optimizer state into ``directory``; rank 0 gets to know the files (collective)."""
@@ -156,5 +156,5 @@ class TrainerRole:
         self._trainer.save_hf(directory)
 
     def close(self) -> None:
-        self._trainer.close()
+        self._trainer.close(update_groups=[self.sending.close])
         end_sparing()

@@ -25,9 +25,6 @@ class SGLangConfig(BaseModel):
     sglang_overrides: tuple[str, ...] = Field(
         (), description="arguments of the servers as name=value, such as mem_fraction_static=0.8"
     )
-    sglang_weight_channel: Literal["disk", "tensor"] = Field(
-        "disk", description="how new weights reach the servers: through a shared directory, or in the request"
-    )
     sglang_start_timeout: float = Field(
         600.0, gt=0, allow_inf_nan=False, description="seconds that a server may take to start"
     )

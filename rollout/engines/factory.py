@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal
 
 import torch
 
@@ -27,8 +28,10 @@ def create_engine(
     sglang: SGLangConfig,
     layout: Layout,
     trust_remote_code: bool = False,
+    weight_channel: Literal["disk", "tensor"] = "disk",
 ) -> Engine:
-    """The engine that ``--rollout-engine`` names, not started yet. ``sglang`` and ``layout`` are those of servers."""
+    """The engine that ``--rollout-engine`` names, not started yet. ``sglang``, ``layout`` and
+    ``weight_channel`` are those of servers."""
     if choose_engine(config)[0] == "sglang":
         from rollout.engines.sglang.opening import open_servers
 
@@ -44,6 +47,7 @@ def create_engine(
             seed=seed,
             threads=threads,
             trust_remote_code=trust_remote_code,
+            weight_channel=weight_channel,
         )
     from rollout.engines.torch_engine import TorchEngine
 

@@ -81,6 +81,7 @@ class EngineHealth:
     waiting: int  # requests not yet in it
     weight_version: int
     detail: str = ""
+    weight_state: str = ""  # the version that answers, "updating-N" while N comes, "none" where one failed
     extra: Mapping[str, float] = field(default_factory=dict)  # figures for metrics, e.g. generated tokens so far
     counts: Mapping[str, float] = field(default_factory=dict)  # since the start, for metrics as engine/<name>
 
@@ -127,6 +128,22 @@ class Engine(Protocol):
 
     async def commit_update(self, version: int) -> None:
         """Check that every tensor arrived, drop stale caches, set ``weight_version`` and resume."""
+        ...
+
+    async def held_version(self) -> int | None:
+        """The version of which every tensor is in place, so that an update may keep some; None: send all of them."""
+        ...
+
+    async def keep_weights(self, names: frozenset[str]) -> None:
+        """Count tensors of ``held_version`` as part of the update under way. Raises where they are not in place."""
+        ...
+
+    async def fail_update(self, reason: str) -> None:
+        """Answer nothing until a whole update has come: the one under way will not be, or was found to be wrong."""
+        ...
+
+    async def differing_weights(self, tensors: Mapping[str, torch.Tensor]) -> list[str]:
+        """Names of tensors (of the current version) that the engine holds differently."""
         ...
 
     async def flush_cache(self) -> None: ...

@@ -61,6 +61,16 @@ class EchoEngine:
     async def commit_update(self, version: int) -> None:
         self.weight_version = version
 
+    async def held_version(self) -> int | None:
+        return None
+
+    async def keep_weights(self, names: frozenset[str]) -> None: ...
+
+    async def fail_update(self, reason: str) -> None: ...
+
+    async def differing_weights(self, tensors: Any) -> list[str]:  # noqa: ARG002 - it has none
+        return []
+
     async def flush_cache(self) -> None: ...
 
     async def release_memory(self, tags: tuple[str, ...] = ()) -> None: ...

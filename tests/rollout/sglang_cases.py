@@ -38,6 +38,7 @@ def servers(
     model_dir: Path, log_dir: Path, *, engines: int = 1, per_engine: int = 1, load_weights: bool = True, **settings
 ):
     """An engine of real servers, not started: small caches, one thread each."""
+    channel = settings.pop("weight_channel", "disk")
     external = settings.get("rollout_external_engine_addrs", ())
     layout = plan_layout(
         describe_flags(
@@ -56,6 +57,7 @@ def servers(
         seed=0,
         threads=1,
         trust_remote_code=False,
+        weight_channel=channel,
     )
 
 

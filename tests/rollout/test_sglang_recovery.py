@@ -63,7 +63,7 @@ async def test_no_sample_is_lost_or_doubled_when_a_server_and_then_the_router_ar
         tmp_path / "servers",
         engines=2,
         load_weights=False,
-        sglang_weight_channel=channel,
+        weight_channel=channel,
         max_engine_restarts=1,
     )
     await engine.start()

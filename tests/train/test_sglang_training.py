@@ -27,7 +27,7 @@ def test_the_example_learns_with_a_server_whose_weights_are_the_trainers(channel
         "--output-dir",
         str(run_dir),
     ]
-    command += ["--rollout-engine", "sglang", "--sglang-weight-channel", channel, "--num-rollout", "12"]
+    command += ["--rollout-engine", "sglang", "--weight-update-channel", channel, "--num-rollout", "12"]
     command += [
         "--rollout-batch-size",
         "16",

@@ -21,6 +21,7 @@ from train.config.sections import (
     Section,
 )
 from train.config.tracking import TrackingConfig
+from train.config.weights import WeightUpdateConfig
 
 
 class RunConfig(Section):
@@ -37,6 +38,7 @@ class RunConfig(Section):
     optimizer: OptimizerSection = OptimizerSection()
     batch: BatchConfig = BatchConfig()
     parallel: ParallelConfig = ParallelConfig()
+    weights: WeightUpdateConfig = WeightUpdateConfig()
     output: OutputConfig = OutputConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     tracking: TrackingConfig = TrackingConfig()

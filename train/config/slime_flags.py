@@ -104,7 +104,7 @@ _LATER = {  # what this version does not do yet: its options
         use-tis tis-clip tis-clip-low custom-tis-function-path use-opsm opsm-delta eps-clip-c
     """,
     "records of what training computes, or of parts of a rollout": """
-        load-debug-rollout-data-subsample save-debug-train-data dump-details check-weight-update-equal
+        load-debug-rollout-data-subsample save-debug-train-data dump-details
     """,
     "mixture-of-experts settings beside config.json": """
         use-routing-replay use-rollout-routing-replay num-experts expert-tensor-parallel-size
@@ -142,7 +142,7 @@ _LATER = {  # what this version does not do yet: its options
         recompute-method recompute-num-layers recompute-modules
     """,
     "overlap of communication with computation": """
-        overlap-grad-reduce overlap-param-gather tp-comm-overlap update-weight-buffer-size use-distributed-post
+        overlap-grad-reduce overlap-param-gather tp-comm-overlap use-distributed-post
     """,
     "batches that change their size": """
         use-dynamic-global-batch-size disable-rollout-trim-samples data-pad-size-multiplier rollout-task-type

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from accel.comm.reload import release_process_groups, reload_process_groups
@@ -44,6 +44,6 @@ class TrainerGroups:
             release_process_groups(self._accelerator)
             self._released = True
 
-    def close(self) -> None:
+    def close(self, update_groups: Sequence[Callable[[], None]] = ()) -> None:
         """End all groups; at once, without waiting for peers, where a turn failed."""
-        leave_ranks(self._accelerator, failed=self._failed)
+        leave_ranks(self._accelerator, failed=self._failed, update_groups=update_groups)

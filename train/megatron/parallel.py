@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -90,14 +91,21 @@ def join_ranks(
     )
 
 
-def leave_ranks(accelerator: Accelerator, *, failed: bool = False) -> None:
+def leave_ranks(
+    accelerator: Accelerator, *, failed: bool = False, update_groups: Sequence[Callable[[], None]] = ()
+) -> None:
     """End Megatron's groups and the process group; another trainer can begin in this process. Harmless twice.
 
-    ``failed``: after an error, without waiting for other ranks.
+    ``failed``: after an error, without waiting for other ranks. ``update_groups`` close what is shared with engines.
     """
     from megatron.core import parallel_state
 
-    end_communication(accelerator, training_groups=parallel_state.destroy_model_parallel, failed=failed)
+    end_communication(
+        accelerator,
+        update_groups=update_groups,
+        training_groups=parallel_state.destroy_model_parallel,
+        failed=failed,
+    )
 
 
 def vocab_shard(local_vocabulary: int) -> VocabShard:

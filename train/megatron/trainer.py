@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -128,9 +128,10 @@ class MegatronTrainer:
             state = self._optimizer.parameter_state()
             return save_trainer_state(*self._described(), state, directory, self._hf_directory)
 
-    def close(self) -> None:
-        """End the process groups, so that another trainer can begin in this process."""
-        self._groups.close()
+    def close(self, update_groups: Sequence[Callable[[], None]] = ()) -> None:
+        """End the process groups, so that another trainer can begin in this process; ``update_groups`` first, which
+        close what is shared with engines."""
+        self._groups.close(update_groups)
 
     def _described(self) -> tuple[GPTModel, ModelFamily, Any]:
         """The model, and what says how its parameters are called outside."""

@@ -1,52 +1,83 @@
-"""Weights on their way between processes: whole tensors gathered into buckets of bounded size."""
+"""Weights on their way between processes: whole tensors packed into buckets of bounded size."""
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
-DEFAULT_BUCKET_BYTES = 512 * 1024 * 1024
+from train.weight_sync.checksums import fast_checksum
 
 
 @dataclass(frozen=True)
-class FlatBucket:
-    """Several tensors as one uint8 array: one object for the object store, read there without a copy."""
+class PackedTensor:
+    """Where a tensor lies in its bucket. ``offset``: bytes from the bucket's beginning, a multiple of 16."""
 
-    names: tuple[str, ...]
-    shapes: tuple[tuple[int, ...], ...]
-    dtypes: tuple[torch.dtype, ...]
-    data: NDArray[np.uint8]
+    name: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    offset: int
+    checksum: str
 
-    def tensors(self) -> dict[str, torch.Tensor]:
-        """Read-only views into ``data``; the receiver copies what it keeps."""
-        out: dict[str, torch.Tensor] = {}
-        with warnings.catch_warnings():
-            # Objects of Ray's store are read-only and torch knows no such tensors; nothing writes through these views.
-            warnings.filterwarnings("ignore", "The given buffer is not writable", UserWarning)
-            flat = (
-                torch.frombuffer(self.data, dtype=torch.uint8) if self.data.size else torch.empty(0, dtype=torch.uint8)
-            )
-        offset = 0
-        for name, shape, dtype in zip(self.names, self.shapes, self.dtypes, strict=True):
-            size = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
-            out[name] = flat[offset : offset + size].view(dtype).view(shape)
-            offset += _aligned(size)
-        return out
+    @property
+    def nbytes(self) -> int:
+        return torch.Size(self.shape).numel() * self.dtype.itemsize
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """What is said of a bucket; its bytes travel otherwise. ``source``: where they are found, if that is not known."""
+
+    tensors: tuple[PackedTensor, ...]
+    nbytes: int
+    source: Any = None
+
+    def unpack(self, raw: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Views into ``raw``, uint8 [at least nbytes]; the receiver copies what it keeps."""
+        return {
+            packed.name: raw[packed.offset : packed.offset + packed.nbytes].view(packed.dtype).view(packed.shape)
+            for packed in self.tensors
+        }
+
+
+def pack(
+    weights: Iterable[tuple[str, torch.Tensor]],
+    max_bytes: int,
+    reserve: Callable[[int, int], torch.Tensor],
+) -> Iterator[Bucket]:
+    """Copy consecutive tensors, from any device, into one buffer until ``max_bytes``; a larger tensor goes alone.
+
+    ``reserve(used, nbytes)``: uint8 [nbytes or more] for the bucket under way, whose first ``used`` bytes are kept; 0
+    begins another bucket. Besides buffers one tensor is held, so that memory is bounded by ``max_bytes`` and the
+    largest tensor.
+    """
+    packed: list[PackedTensor] = []
+    used = 0
+    for name, tensor in weights:
+        size = tensor.numel() * tensor.element_size()
+        end = used + aligned(size)
+        if packed and end > max_bytes:
+            yield Bucket(tuple(packed), used)
+            packed, used, end = [], 0, aligned(size)
+        target = reserve(used, end)[used : used + size]
+        target.view(tensor.dtype).view(tensor.shape).copy_(tensor.detach())
+        packed.append(PackedTensor(name, tuple(tensor.shape), tensor.dtype, used, fast_checksum(target)))
+        used = end
+    if packed:
+        yield Bucket(tuple(packed), used)
 
 
 def group_into_buckets(
-    weights: Iterable[tuple[str, torch.Tensor]], max_bytes: int = DEFAULT_BUCKET_BYTES
+    weights: Iterable[tuple[str, torch.Tensor]], max_bytes: int
 ) -> Iterator[dict[str, torch.Tensor]]:
-    """Consecutive tensors together until ``max_bytes``; a larger tensor is a bucket of its own."""
+    """Consecutive tensors together until ``max_bytes``, where they are; a larger tensor is a bucket of its own."""
     bucket: dict[str, torch.Tensor] = {}
     size = 0
     for name, tensor in weights:
-        tensor_bytes = tensor.numel() * tensor.element_size()
+        tensor_bytes = aligned(tensor.numel() * tensor.element_size())
         if bucket and size + tensor_bytes > max_bytes:
             yield bucket
             bucket, size = {}, 0
@@ -56,24 +87,16 @@ def group_into_buckets(
         yield bucket
 
 
-def flatten_bucket(bucket: Mapping[str, torch.Tensor]) -> FlatBucket:
-    """Copy a bucket's tensors, from any device, into one host array."""
-    sizes = [tensor.numel() * tensor.element_size() for tensor in bucket.values()]
-    data = np.zeros(sum(map(_aligned, sizes)), dtype=np.uint8)
-    offset = 0
-    for tensor, size in zip(bucket.values(), sizes, strict=True):
-        if size:
-            raw = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
-            data[offset : offset + size] = raw.numpy()
-        offset += _aligned(size)
-    return FlatBucket(
-        names=tuple(bucket),
-        shapes=tuple(tuple(tensor.shape) for tensor in bucket.values()),
-        dtypes=tuple(tensor.dtype for tensor in bucket.values()),
-        data=data,
-    )
+def as_bytes(buffer: Any, nbytes: int) -> torch.Tensor:
+    """uint8 [nbytes] over an object with a buffer, which may be read-only: nothing may be written then."""
+    if nbytes == 0:
+        return torch.empty(0, dtype=torch.uint8)
+    with warnings.catch_warnings():
+        # torch knows no read-only tensors and warns of buffers that are.
+        warnings.filterwarnings("ignore", "The given buffer is not writable", UserWarning)
+        return torch.frombuffer(buffer, dtype=torch.uint8, count=nbytes)
 
 
-def _aligned(size: int) -> int:
+def aligned(size: int) -> int:
     """Tensors start at multiples of 16 bytes, which every dtype can be viewed at."""
     return -(-size // 16) * 16

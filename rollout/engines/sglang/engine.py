@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Coroutine, Mapping
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -58,6 +58,7 @@ class SGLangEngine:
         *,
         python: Path,
         log_dir: Path,
+        weight_channel: Literal["disk", "tensor"] = "disk",
     ) -> None:
         self._layout, self._settings, self._config, self._accelerator = layout, settings, config, accelerator
         self._python, self._log_dir = python, log_dir
@@ -71,13 +72,12 @@ class SGLangEngine:
         self._router: Router | None = None
         self._recovery: Recovery | None = None
         self._channel: WeightChannel = (
-            DiskChannel(log_dir / "weights", settings.model_dir)
-            if config.sglang_weight_channel == "disk"
-            else TensorChannel()
+            DiskChannel(log_dir / "weights", settings.model_dir) if weight_channel == "disk" else TensorChannel()
         )
         self._expected: ExpectedWeights | None = None
         self._detokenizer: Detokenizer | None = None
         self._version = -1
+        self._update_failure = ""
         self._in_flight: dict[str, str] = {}  # our id -> the id that servers know
         self._direct: Counter[str] = Counter()  # requests under way that went past the router, by server
         self._tries = 0
@@ -258,6 +258,7 @@ class SGLangEngine:
         await recovery.check()
         await all_of(*(server.pause("retract") for server in self._updated()))
         self._expected.begin()
+        self._update_failure = ""
         await self._channel.begin(self._updated())
 
     async def update_weights(self, tensors: Mapping[str, torch.Tensor]) -> None:
@@ -275,6 +276,19 @@ class SGLangEngine:
         await all_of(*(server.resume() for server in self._updated()))
         self._running().let_go("update")
 
+    async def held_version(self) -> int | None:
+        return None  # servers take whole updates
+
+    async def keep_weights(self, names: frozenset[str]) -> None:
+        raise EngineError(f"SGLang servers take whole updates; {len(names)} weights were not sent")
+
+    async def fail_update(self, reason: str) -> None:
+        """Servers have been paused and requests held back since ``begin_update``; they stay so."""
+        self._update_failure = reason
+
+    async def differing_weights(self, tensors: Mapping[str, torch.Tensor]) -> list[str]:  # noqa: ARG002
+        raise EngineError("SGLang servers do not give their weights back, so they cannot be compared")
+
     async def flush_cache(self) -> None:
         await all_of(*(server.flush() for server in self._servers))
 
@@ -291,7 +305,7 @@ class SGLangEngine:
     async def health(self) -> EngineHealth:
         alive = await asyncio.gather(*(self._is_alive(server) for server in self._servers))
         dead = [server.name for server, well in zip(self._servers, alive, strict=True) if not well]
-        detail = "not running" if not alive else f"no answer from {', '.join(dead)}" if dead else ""
+        detail = "not running" if not alive else f"no answer from {', '.join(dead)}" if dead else self._update_failure
         return EngineHealth(
             alive=bool(alive) and not dead,
             running=len(self._in_flight),

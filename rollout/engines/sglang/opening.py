@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal
 
 import torch
 
@@ -31,6 +32,7 @@ def open_servers(
     seed: int,
     threads: int,
     trust_remote_code: bool,
+    weight_channel: Literal["disk", "tensor"] = "disk",
 ) -> SGLangEngine:
     """Raises InputError where there is no Python with SGLang."""
     max_total_tokens = config.engine_max_total_tokens
@@ -56,4 +58,5 @@ def open_servers(
         accelerator,
         python=sglang_python(sglang.sglang_python),
         log_dir=Path(sglang.sglang_log_dir),
+        weight_channel=weight_channel,
     )

@@ -168,6 +168,18 @@ class TorchEngine:
     async def commit_update(self, version: int) -> None:
         await self._call(lambda runner: runner.commit_update(version))
 
+    async def held_version(self) -> int | None:
+        return await self._call(lambda runner: runner.held_version)
+
+    async def keep_weights(self, names: frozenset[str]) -> None:
+        await self._call(lambda runner: runner.keep_weights(names))
+
+    async def fail_update(self, reason: str) -> None:
+        await self._call(lambda runner: runner.fail_update(reason))
+
+    async def differing_weights(self, tensors: Mapping[str, torch.Tensor]) -> list[str]:
+        return await self._call(lambda runner: runner.differing_weights(tensors))
+
     async def flush_cache(self) -> None:
         await self._call(Runner.flush_cache)
 
@@ -189,6 +201,7 @@ class TorchEngine:
             running=now.running,
             waiting=now.waiting + len(self._arrivals),
             weight_version=now.weight_version,
+            weight_state=now.weight_state,
             detail=now.detail,
             extra={"generated_tokens": now.generated_tokens, "prefill_tokens": now.prefill_tokens},
         )

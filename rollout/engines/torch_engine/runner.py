@@ -26,6 +26,7 @@ class Snapshot:
     running: int = 0
     waiting: int = 0
     weight_version: int = -1
+    weight_state: str = ""
     refusal: str = ""  # why new requests are refused now; empty when they are taken
     detail: str = ""
     generated_tokens: int = 0
@@ -40,6 +41,7 @@ class Runner:
         self._paused = False
         self._update: WeightUpdate | None = None
         self._update_version = -1
+        self._builds_on_whole = False  # the update under way may keep tensors of the version before
         self._no_weights = "" if loaded else "the engine was started without weights: send all of them first"
         self._released: set[str] = set()
 
@@ -70,6 +72,7 @@ class Runner:
         """Start over with nothing received; an update that was under way is given up."""
         if "weights" in self._released:
             raise EngineError("the engine's weights are released: call resume_memory before an update")
+        self._builds_on_whole = self.held_version is not None
         self._update = WeightUpdate(self._decoder.weights)
         self._update_version = version
 
@@ -94,6 +97,32 @@ class Runner:
         self._update, self._no_weights = None, ""
         self._scheduler.weight_version = version
         self.flush_cache()
+
+    @property
+    def held_version(self) -> int | None:
+        """Version whose tensors are all in place, so that an update may leave some of them; None when they are not."""
+        whole = not (self._update or self._no_weights or self._released) and self._decoder.weights.apply is None
+        return self._scheduler.weight_version if whole else None
+
+    def keep_weights(self, names: frozenset[str]) -> None:
+        """Count tensors of the version before as arrived: they are the same in the version under way."""
+        update = self._open_update()
+        try:
+            if not self._builds_on_whole:
+                raise InputError("weight update: tensors are to be kept, but the engine held no whole version before")
+            update.keep(names)
+        except InputError as error:
+            self._fail_update(error)
+            raise
+
+    def fail_update(self, reason: str) -> None:
+        """Answer nothing until a whole update has come, because this one will not be."""
+        self._update = None
+        self._no_weights = f"{reason}; send a whole update"
+
+    def differing_weights(self, tensors: Mapping[str, torch.Tensor]) -> list[str]:
+        """Names whose values are not the ones that are in use."""
+        return self._decoder.weights.differing(tensors)
 
     def flush_cache(self) -> None:
         """Drop all keys and values; what runs is computed again from its tokens when decoding goes on."""
@@ -129,11 +158,17 @@ class Runner:
             running=self._scheduler.running,
             waiting=self._scheduler.waiting,
             weight_version=self._scheduler.weight_version,
+            weight_state=self._weight_state(),
             refusal=self._refusal(),
             detail=self._detail(),
             generated_tokens=self._scheduler.generated_tokens,
             prefill_tokens=self._scheduler.prefill_tokens,
         )
+
+    def _weight_state(self) -> str:
+        if self._update:
+            return f"updating-{self._update_version}"
+        return "none" if self._no_weights or "weights" in self._released else str(self._scheduler.weight_version)
 
     def _refusal(self) -> str:
         if self._released:

@@ -19,7 +19,14 @@ class Slot:
     arrange: Callable[[torch.Tensor], torch.Tensor] | None = None
 
     def copy(self, tensor: torch.Tensor) -> None:
-        self.target.copy_(tensor if self.arrange is None else self.arrange(tensor).view(self.target.shape))
+        self.target.copy_(self._arranged(tensor))
+
+    def holds(self, tensor: torch.Tensor) -> bool:
+        """Whether the target is what ``copy`` would make it, bit for bit."""
+        return torch.equal(_bits(self._arranged(tensor).to(self.target)), _bits(self.target))
+
+    def _arranged(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor if self.arrange is None else self.arrange(tensor).view(self.target.shape)
 
 
 @dataclass(frozen=True)
@@ -32,6 +39,16 @@ class WeightTable:
     slots: Mapping[str, Slot]
     aliases: Mapping[str, str]
     apply: Callable[[], None] | None = None
+
+    def differing(self, tensors: Mapping[str, torch.Tensor]) -> list[str]:
+        """Names of tensors that are not, bit for bit, what the model computes with. InputError where that is kept in
+        another form."""
+        if self.apply is not None:
+            raise InputError(
+                "--check-weight-update-equal: transformers keeps weights of this model in another form than its files "
+                "have (fused experts), so they cannot be compared; leave it out"
+            )
+        return [name for name, tensor in tensors.items() if not self.slots[self.aliases.get(name, name)].holds(tensor)]
 
 
 class WeightUpdate:
@@ -52,6 +69,14 @@ class WeightUpdate:
             else:
                 self._table.slots[name].copy(tensor)
                 self._received.add(name)
+
+    def keep(self, names: frozenset[str]) -> None:
+        """Count tensors that are in place already as arrived."""
+        for name in names:
+            target = self._table.aliases.get(name, name)
+            if target not in self._table.slots or self._table.apply is not None:
+                raise InputError(f"weight update: {name} cannot be kept, it is not in place under that name")
+            self._received.add(target)
 
     def finish(self) -> None:
         """Put a whole update to use. Raises InputError unless every tensor came, and tied ones (if sent) came equal."""
@@ -80,3 +105,8 @@ class WeightUpdate:
                 f"weight update: {name} has shape {list(tensor.shape)}, the model needs {list(slot.shape)}: "
                 "send whole tensors, not shards"
             )
+
+
+def _bits(tensor: torch.Tensor) -> torch.Tensor:
+    """The same memory as integers: NaN equals itself there, and -0.0 is not 0.0."""
+    return tensor.contiguous().view(torch.uint8) if tensor.is_floating_point() and tensor.ndim else tensor

@@ -14,6 +14,7 @@ from rollout.engines.choice import choose_engine
 from rollout.rm_types import RM_TYPES
 from train.config.flags import flags
 from train.config.run import RunConfig
+from train.config.weights import WeightUpdateConfig
 
 _MAY_GIVE_A_MAPPING = ("remote_rm",)  # besides a function of the user's
 
@@ -67,6 +68,7 @@ def _idle(config: RunConfig) -> Iterator[_Idle]:
         }
         yield _Idle(tuple(name for name, sound in fits.items() if sound), ("lr_decay_style",), why)
     yield from _idle_in_groups(config)
+    yield from _idle_in_weights(config)
     if not config.debug.replays:  # a replay keeps the settings of the run that was recorded
         yield from _idle_in_rollout(config)
         yield from _idle_in_servers(config)
@@ -81,6 +83,20 @@ def _idle_in_groups(config: RunConfig) -> Iterator[_Idle]:
     elif config.debug.replays or config.debug.debug_rollout_only:
         served = ("load_debug_rollout_data", "debug_rollout_only")
         yield _Idle(name, served, "this run does not both generate and train, so there is no turn to give back for")
+
+
+def _idle_in_weights(config: RunConfig) -> Iterator[_Idle]:
+    names = tuple(WeightUpdateConfig.model_fields)
+    if config.debug.debug_rollout_only:  # a replay keeps the settings of the run that was recorded
+        yield _Idle(names, ("debug_rollout_only",), "nothing is trained, so no weights are handed over; leave it out")
+    elif not config.debug.replays and not (
+        config.weights.weight_update_channel in ("disk", "disk_delta") and choose_engine(config.rollout)[0] == "torch"
+    ):
+        why = (
+            "no weights are written there; give --weight-update-channel disk or disk_delta too (SGLang servers have "
+            "--sglang-log-dir)"
+        )
+        yield _Idle(("weight_update_dir",), ("weight_update_channel",), why)
 
 
 def _idle_in_rollout(config: RunConfig) -> Iterator[_Idle]:

@@ -17,6 +17,7 @@ from train.config.checks.paths import model_and_prompt_problems, output_problems
 from train.config.checks.profiling import profiling_problems
 from train.config.checks.rollout import length_problems, reward_problems, sampling_problems
 from train.config.checks.servers import server_problems
+from train.config.checks.weight_updates import weight_update_problems
 from train.config.problems import raise_problems
 from train.config.run import RunConfig
 
@@ -29,6 +30,7 @@ CHECKS = (
     length_problems,
     reward_problems,
     server_problems,
+    weight_update_problems,
     evaluation_problems,
     batch_problems,
     micro_batch_problems,

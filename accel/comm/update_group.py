@@ -1,0 +1,69 @@
+"""A process group between processes that are in no world together, such as a trainer's rank and an engine."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch.distributed import distributed_c10d
+
+from accel.comm.backend_strings import weight_update_backend
+from accel.comm.process_groups import listen_on_loopback
+from accel.contract import Accelerator
+from accel.errors import AcceleratorError
+
+
+class UpdateGroup:
+    """Ranks 0 to ``size`` - 1 of ``accelerator.weight_update_backend``, beside any default group, or without one.
+
+    Every rank makes it at the same time with its own end of one ``store``; ``local`` as for ``init_process_group``. A
+    broadcast that takes longer than ``timeout``, or whose peer has gone, is an AcceleratorError.
+    """
+
+    def __init__(
+        self,
+        accelerator: Accelerator,
+        *,
+        rank: int,
+        size: int,
+        store: dist.Store,
+        name: str,
+        timeout: timedelta,
+        local: bool,
+    ) -> None:
+        if local:
+            listen_on_loopback(accelerator)
+        self._timeout = timeout
+        self._group: dist.ProcessGroup | None
+        # What new_group calls inside; new_group itself needs a default group that all ranks are in.
+        self._group, _ = distributed_c10d._new_process_group_helper(
+            size,
+            rank,
+            [],
+            dist.Backend(weight_update_backend(accelerator)),
+            dist.PrefixStore(name, store),
+            group_name=distributed_c10d.GroupName(name),
+            timeout=timeout,
+        )
+        distributed_c10d._world.pg_group_ranks[self._group] = {each: each for each in range(size)}
+
+    def broadcast(self, tensor: torch.Tensor, source: int) -> None:
+        """Fill ``tensor``, on the accelerator's device, with that of rank ``source``."""
+        if self._group is None:
+            raise AcceleratorError("the update group is closed")
+        options = dist.BroadcastOptions()
+        options.rootRank, options.rootTensor = source, 0
+        try:
+            self._group.broadcast([tensor], options).wait()
+        except RuntimeError as error:
+            raise AcceleratorError(
+                f"weights could not be broadcast within {self._timeout.total_seconds():g} s, or the other side has "
+                f"gone: {error}"
+            ) from error
+
+    def close(self) -> None:
+        """Without waiting for the other ranks; harmless twice."""
+        group, self._group = self._group, None
+        if group is not None and distributed_c10d._world.pg_map.get(group) is not None:
+            dist.destroy_process_group(group)

@@ -1,0 +1,199 @@
+"""What the two ends of a weight channel refuse, and what the engine answers from then: nothing."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from accel import select_accelerator
+from rollout.engines.errors import EngineError
+from samples.errors import InputError, RunError
+from tests.train.weight_sync_cases import BlockingEngine, hf_greedy, plan, write_served_model
+from train.config.checks.weight_updates import weight_update_problems
+from train.config.run import RunConfig
+from train.weight_sync.calls import DirectCalls
+from train.weight_sync.factory import chosen_channel, server_channel
+from train.weight_sync.plan import Offer
+from train.weight_sync.receiving import ReceivingEnd
+from train.weight_sync.sending import SendingEnd
+from train.weight_sync.updater import WeightUpdater
+
+
+@pytest.fixture(scope="module")
+def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_served_model(tmp_path_factory.mktemp("model"))
+
+
+class Ends:
+    """Both ends in this process; ``weights`` may be changed between updates."""
+
+    def __init__(self, model_dir: Path) -> None:
+        self.weights = load_file(model_dir / "model.safetensors")
+        self.engine = BlockingEngine(model_dir)
+        cpu = select_accelerator("cpu")
+        self.sending = SendingEnd(lambda: iter(self.weights.items()), cpu, rank=0)
+        self.receiving = ReceivingEnd(self.engine, cpu)
+
+    def open(self, channel: str, directory: Path, *, check_equal: bool = True, **settings) -> WeightUpdater:
+        updater = WeightUpdater(DirectCalls(self.sending, self.receiving), check_equal=check_equal)
+        updater.open(plan(channel, directory, **settings))
+        return updater
+
+    def close(self) -> None:
+        self.sending.close()
+        self.receiving.close()
+        self.engine.close()
+
+
+@pytest.fixture
+def ends(model_dir: Path) -> Iterator[Ends]:
+    ends = Ends(model_dir)
+    yield ends
+    ends.close()
+
+
+@pytest.mark.parametrize("damage", ["byte", "lost", "cut"])
+def test_a_bucket_that_does_not_arrive_as_it_was_sent_stops_the_engine(damage, ends, model_dir, tmp_path):
+    updater = ends.open("tensor", tmp_path)
+    updater.update(0)
+    assert ends.engine.greedy() == (hf_greedy(model_dir), 0)
+    take = ends.receiving.take
+    count = 0
+
+    def damaging(bucket, version):
+        nonlocal count
+        count += 1
+        if count == 2:
+            if damage == "lost":
+                return
+            first = bucket.tensors[0]
+            changed = replace(first, checksum="0" * 8) if damage == "byte" else replace(first, shape=(1,))
+            bucket = replace(bucket, tensors=(changed, *bucket.tensors[1:]))
+        take(bucket, version)
+
+    ends.receiving.take = damaging
+    with pytest.raises(RunError, match="tensors arrived" if damage == "lost" else "arrived with checksum"):
+        updater.update(1)
+    assert ends.engine.state() == "none"
+    with pytest.raises(EngineError, match="send a whole update"):
+        ends.engine.greedy()
+    ends.receiving.take = take
+    updater.update(2)
+    assert ends.engine.greedy() == (hf_greedy(model_dir), 2)
+
+
+def test_a_trainer_that_falls_silent_loses_its_lease(ends, tmp_path):
+    ends.open("tensor", tmp_path, timeout=0.2)
+    ends.sending.begin(0, None)
+    ends.receiving.begin(0)
+    ends.receiving.take(ends.sending.next_bucket(), 0)
+    assert ends.engine.state() == "updating-0"
+    deadline = time.monotonic() + 60
+    while ends.engine.state() != "none":
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    with pytest.raises(EngineError, match=r"nothing came from the trainer for 0.2 s \(--weight-update-timeout\)"):
+        ends.engine.greedy()
+
+
+def test_a_delta_holds_what_changed_and_a_new_engine_gets_everything(ends, model_dir, tmp_path):
+    updater = ends.open("disk_delta", tmp_path)
+    updater._check_equal = False  # it sends everything
+    whole = updater.update(0)["perf/update_weights_bytes"]
+    assert whole == sum(tensor.nbytes for tensor in ends.weights.values())
+    norm = ends.weights["model.norm.weight"] = -ends.weights["model.norm.weight"]
+    assert updater.update(1)["perf/update_weights_bytes"] == norm.nbytes
+    (directory,) = tmp_path.glob("accelrl-weights-*/update-*")  # the older one is gone
+    assert set(load_file(directory / "model-00001.safetensors")) == {"model.norm.weight"}
+    expected = {**load_file(model_dir / "model.safetensors"), "model.norm.weight": norm}
+    assert ends.engine.differing_weights(expected) == []
+
+    ends.engine.close()
+    ends.engine = ends.receiving._engine = BlockingEngine(model_dir)
+    assert updater.update(2)["perf/update_weights_bytes"] == whole
+    assert ends.engine.differing_weights(expected) == []
+
+
+def test_a_file_that_is_not_the_trainers_is_found_out(ends, tmp_path):
+    updater = ends.open("disk", tmp_path)
+    updater.update(0)
+    finish = ends.sending.finish
+
+    def damaging():
+        summary = finish()
+        file = sorted(Path(summary.directory).glob("*.safetensors"))[-1]
+        tensors = load_file(file)
+        name = next(iter(tensors))
+        save_file(tensors | {name: tensors[name] + 1}, file)
+        return summary
+
+    ends.sending.finish = damaging
+    with pytest.raises(RunError, match="is not what the trainer wrote"):
+        updater.update(1)
+    with pytest.raises(EngineError, match="is not what the trainer wrote"):
+        ends.engine.greedy()
+
+
+def test_check_weight_update_equal_names_what_the_engine_holds_differently(ends, tmp_path):
+    updater = ends.open("in_process", tmp_path)
+    commit = ends.receiving.commit
+
+    def committing(summary):
+        commit(summary)
+        ends.weights["model.norm.weight"] = ends.weights["model.norm.weight"] + 1
+
+    ends.receiving.commit = committing
+    with pytest.raises(RunError, match=r"version 0 .* other values .* 1 tensors, such as model.norm.weight"):
+        updater.update(0)
+    with pytest.raises(EngineError, match="check-weight-update-equal"):
+        ends.engine.greedy()
+
+
+@pytest.mark.parametrize(("channel", "words"), [("tensor", "different machines"), ("disk", "--weight-update-dir")])
+def test_an_end_that_does_not_see_what_the_other_wrote_is_refused(channel, words, ends, tmp_path):
+    with pytest.raises(InputError, match=words):
+        ends.receiving.open(plan(channel, tmp_path), Offer(str(tmp_path / "not_here"), "word"))
+
+
+def test_nothing_is_left_of_a_channel_that_was_closed(ends, tmp_path):
+    for channel in ("tensor", "disk"):
+        ends.open(channel, tmp_path).update(0)
+    ends.sending.close()
+    assert list(tmp_path.iterdir()) == []
+    assert [line for line in _own_mappings() if "(deleted)" not in line] == []
+
+
+def _own_mappings() -> list[str]:
+    lines = Path("/proc/self/maps").read_text().splitlines() if Path("/proc/self/maps").exists() else []
+    return [line for line in lines if "accelrl-weights-" in line]
+
+
+def test_the_channel_follows_from_launcher_and_engine():
+    def config(channel: str, launcher: str = "ray", engine: str = "torch") -> RunConfig:
+        sections = {"weights": {"weight_update_channel": channel}, "job": {"launcher": launcher}}
+        return RunConfig.model_validate(sections | {"rollout": {"rollout_engine": engine}})
+
+    assert [chosen_channel(config(name)) for name in ("auto", "tensor", "distributed", "disk", "disk_delta")] == [
+        "tensor", "tensor", "distributed", "disk", "disk_delta",
+    ]  # fmt: skip
+    assert chosen_channel(config("auto", "inline")) == chosen_channel(config("tensor", "inline")) == "in_process"
+    assert chosen_channel(config("disk", engine="sglang")) == "tensor"
+    assert [server_channel(config(name, engine="sglang")) for name in ("auto", "disk", "tensor")] == [
+        "disk", "disk", "tensor",
+    ]  # fmt: skip
+    assert "--launcher ray" in next(weight_update_problems(config("distributed", "inline")))
+    assert "use disk or tensor" in next(weight_update_problems(config("disk_delta", engine="sglang")))
+    assert "use disk or tensor" in next(weight_update_problems(config("distributed", engine="sglang")))
+    assert not list(weight_update_problems(config("disk", engine="sglang")))
+
+
+def test_an_update_of_nan_weights_is_equal_to_itself(ends, tmp_path):
+    ends.weights["model.norm.weight"] = torch.full_like(ends.weights["model.norm.weight"], torch.nan)
+    ends.open("tensor", tmp_path).update(0)
+    assert ends.engine.state() == "0"
