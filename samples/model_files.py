@@ -22,6 +22,21 @@ SIZES = {
     "max_position_embeddings": 2**48,  # nothing is made by it
 }
 
+# The same of sizes that a family may have none of; how few make sense is the family's to say.
+OPTIONAL_SIZES = {
+    "moe_intermediate_size": 2**24,
+    "shared_expert_intermediate_size": 2**24,
+    "num_experts": 2**16,
+    "num_local_experts": 2**16,
+    "n_routed_experts": 2**16,
+    "n_shared_experts": 2**16,
+    "q_lora_rank": 2**20,
+    "kv_lora_rank": 2**20,
+    "qk_nope_head_dim": 2**16,
+    "qk_rope_head_dim": 2**16,
+    "v_head_dim": 2**16,
+}
+
 # Of a shape that transformers has under another name, so that no code of the model's own has to run.
 SAME_SHAPE = {"kimi_k2": "deepseek_v3"}
 
@@ -58,14 +73,20 @@ def check_sizes(config: Mapping[str, Any], where: str) -> None:
     for name, most in SIZES.items():
         if (size := number(name)) is not None and not 1 <= size <= most:
             raise refuse(name, f"is not a size (1 to {most})")
+    for name, most in OPTIONAL_SIZES.items():
+        if (size := number(name)) is not None and not 0 <= size <= most:
+            raise refuse(name, f"is not a size (0 to {most})")
     for name in ("rms_norm_eps", "rope_theta"):
         if (value := number(name)) is not None and not (value > 0 and math.isfinite(value)):
             raise refuse(name, "is not a number above 0")
     hidden, heads, groups = number("hidden_size"), number("num_attention_heads"), number("num_key_value_heads")
     if heads and groups and heads % groups:
         raise refuse("num_key_value_heads", f"does not divide num_attention_heads={heads}")
-    head_dim = number("head_dim")
-    if head_dim is None and hidden and heads:
+    head_dim, turned = number("head_dim"), number("qk_rope_head_dim")
+    if turned:  # latent attention has head sizes of its own, whatever the hidden size is
+        if turned % 2:
+            raise refuse("qk_rope_head_dim", "is odd, but rotary embeddings turn pairs of elements")
+    elif head_dim is None and hidden and heads:
         if hidden % heads:
             raise refuse("num_attention_heads", f"does not divide hidden_size={hidden}, and there is no head_dim")
         if hidden // heads % 2:

@@ -37,13 +37,65 @@ def test_family_is_found_by_model_type(model_type):
         ("deepseek_v3", "rope_parameters", YARN),
         ("minimax_m2", "router_jitter_noise", 0.1),
         ("qwen3", "layer_types", ["full_attention", "sliding_attention"]),
+        ("llama", "is_causal", False),
+        ("qwen3", "per_layer_config", {1: {"rms_norm_eps": 0.5}}),
+        ("gemma4_text", "per_layer_config", {1: {"rms_norm_eps": 0.5}}),
+        ("gemma4_text", "per_layer_config", {1: {"head_dim": 16}}),
+        ("gemma4_text", "final_logit_softcapping", 0.0),
+        ("gemma4_text", "sliding_window", 0),
+        ("gemma4_text/experts", "top_k_experts", 1),
+        ("gpt_oss", "layer_types", ["chunked_attention", "full_attention"]),
+        ("gpt_oss", "sliding_window", None),
+        ("gpt_oss", "num_experts_per_tok", 1),
+        ("gpt_oss", "rope_parameters", YARN | {"partial_rotary_factor": 0.5}),
+        ("deepseek_v3", "rope_parameters", YARN | {"mscale": 1, "mscale_all_dim": 1, "partial_rotary_factor": 0.5}),
+        ("deepseek_v3", "num_key_value_heads", 2),
+        ("deepseek_v3", "first_k_dense_replace", None),
+        ("deepseek_v3", "scoring_func", "softmax"),
+        ("deepseek_v3", "moe_layer_freq", 2),
+        ("deepseek_v3", "n_group", 3),
+        ("deepseek_v3", "topk_group", 5),
+        ("deepseek_v3", "kv_lora_rank", 0),
+        ("glm4_moe", "routed_scaling_factor", 0.0),
+        ("glm4_moe", "n_shared_experts", 0),
+        ("glm4_moe", "n_routed_experts", 2**40),
+        ("glm4_moe_lite", "mlp_layer_types", ["sparse"]),
+        ("qwen3_moe", "num_experts_per_tok", 5),
+        ("qwen3_moe", "num_experts", 0),
+        ("qwen3_moe", "decoder_sparse_step", 0),
+        ("qwen2_moe", "moe_intermediate_size", 0),
+        ("minimax_m2", "use_qk_norm", False),
+        ("minimax_m2", "attn_type_list", [1, 0]),
     ],
 )
 def test_a_field_that_is_not_implemented_is_refused_by_name(model_type, field, value):
     with pytest.raises(InputError, match=field) as refusal:
         family_of(tiny_config(model_type, **{field: value}), "--ref-load x")
     assert "--ref-load x" in str(refusal.value)
-    assert model_type in str(refusal.value)
+    if value != 2**40:  # refused before it is known whose size it is
+        assert model_type.partition("/")[0] in str(refusal.value)
+
+
+@pytest.mark.parametrize("model_type", ["deepseek_v3", "glm4_moe", "glm4_moe_lite", "minimax_m2", "qwen3_moe"])
+def test_a_single_expert_whose_weight_would_be_renormalised_is_refused(model_type):
+    groups = {"n_group": 1, "topk_group": 1} if model_type == "deepseek_v3" else {}
+    with pytest.raises(InputError, match=r"num_experts_per_tok=1: .*renormalised"):
+        family_of(tiny_config(model_type, num_experts_per_tok=1, **groups))
+    family_of(tiny_config("qwen3_moe", num_experts_per_tok=1, norm_topk_prob=False))
+
+
+def test_heads_of_latent_attention_need_not_divide_the_hidden_size(tmp_path):
+    tiny_config("glm4_moe_lite", hidden_size=36, num_attention_heads=5, num_key_value_heads=5).save_pretrained(tmp_path)
+    assert family_of(load_hf_config(tmp_path)).model_type == "glm4_moe_lite"  # GLM-4.7-Flash: 20 heads of 2048
+    with pytest.raises(InputError, match="qk_rope_head_dim"):
+        family_of(tiny_config("glm4_moe_lite", qk_rope_head_dim=3))
+
+
+@pytest.mark.parametrize(("field", "extra"), [("num_nextn_predict_layers", 2), ("num_mtp_modules", 3)])
+def test_layers_that_predict_further_tokens_are_read_over_by_the_name_that_counts_them(field, extra):
+    from train.megatron.models.mixture import layers_beyond
+
+    assert len(layers_beyond(tiny_config("minimax_m2", **{field: extra}))) == extra
 
 
 def test_sliding_window_is_refused_where_a_layer_uses_it():

@@ -25,6 +25,8 @@ USED_FIELDS = frozenset(
     }
 )
 
+SLIDING, GLOBAL = "sliding_attention", "full_attention"
+
 _M = "decoder.layers.{layer}."
 _H = "model.layers.{layer}."
 
@@ -183,6 +185,20 @@ def block_spec(transformer_config: Any, layer: Callable[[int], Any]) -> Any:
     first = get_transformer_layer_offset(transformer_config)
     count = get_num_layers_to_build(transformer_config)
     return TransformerBlockSubmodules(layer_specs=[layer(i) for i in range(first, first + count)], layer_norm=RMSNorm)
+
+
+def unsupported_kinds(layer_types: Sequence[str] | None) -> str | None:
+    """Why these ``layer_types`` cannot be used where layers may slide, or None."""
+    others = sorted(set(layer_types or ()) - {SLIDING, GLOBAL})
+    return f"{', '.join(others)} is not implemented" if others else None
+
+
+def unsupported_window(hf_config: Any) -> str | None:
+    """Why the sliding layers' window cannot be used, or None."""
+    window = hf_config.sliding_window
+    if SLIDING in hf_config.layer_types and not (isinstance(window, int) and window >= 1):
+        return f"sliding_window={window!r} has to be a number of tokens: some of layer_types are {SLIDING}"
+    return None
 
 
 def no_sliding_layers(layer_types: Sequence[str] | None) -> str | None:

@@ -5,6 +5,7 @@ Latent attention is Megatron's. Its compressing projections are whole on every t
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from train.megatron.models.decoder import EMBEDDING, FINAL_NORM, HEAD, NORMS, block_spec, decoder_config, tensor_shapes
@@ -13,8 +14,9 @@ from train.megatron.models.fields import WITHOUT_EFFECT, ConfigFields
 from train.megatron.models.glm4_moe import MIXTURE_FIELDS, sigmoid_mixture, sigmoid_mixture_shapes
 from train.megatron.models.heads import head_geometry
 from train.megatron.models.mixture import (
+    SIGMOID_ROUTER,
     WITHOUT_EFFECT_OF_ROUTER,
-    check_router_groups,
+    check_sigmoid_mixture,
     layers_beyond,
     mlp_rows,
     router_bias_row,
@@ -124,8 +126,31 @@ def shapes(hf_config: Any) -> dict[str, tuple[int, ...]]:
     return tensor_shapes(hf_config) | sigmoid_mixture_shapes(hf_config) | named
 
 
-def latent_family(model_type: str, is_mixture: LayerChoice, *, layer_fields: frozenset[str]) -> ModelFamily:
-    """A family of this shape; ``layer_fields`` are those that ``is_mixture`` goes by."""
+def _unsupported_latent(hf_config: Any) -> str | None:
+    heads, keys = hf_config.num_attention_heads, hf_config.num_key_value_heads
+    if keys != heads:
+        return f"num_key_value_heads={keys} has to be num_attention_heads={heads}: latent attention makes keys for each"
+    for name in ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim", "q_lora_rank"):
+        size = getattr(hf_config, name)
+        if (size is None and name != "q_lora_rank") or (size is not None and size < 1):
+            return f"{name}={size!r} is not a size"
+    return check_sigmoid_mixture(hf_config)
+
+
+def _unsupported_layers(hf_config: Any) -> str | None:
+    first = hf_config.first_k_dense_replace
+    valid = isinstance(first, int) and first >= 0
+    return None if valid else f"first_k_dense_replace={first!r} has to be a number of layers"
+
+
+def latent_family(
+    model_type: str,
+    is_mixture: LayerChoice,
+    *,
+    layer_fields: frozenset[str],
+    unsupported_layers: Callable[[Any], str | None] = _unsupported_layers,
+) -> ModelFamily:
+    """A family of this shape; ``is_mixture`` goes by ``layer_fields``, which ``unsupported_layers`` checks."""
     return ModelFamily(
         model_type=model_type,
         fields=ConfigFields(
@@ -139,6 +164,7 @@ def latent_family(model_type: str, is_mixture: LayerChoice, *, layer_fields: fro
                 "num_hidden_layers",
                 "rms_norm_eps",
                 "tie_word_embeddings",
+                "num_key_value_heads",
             },
             accepts={
                 "hidden_act": ("silu", "swish"),
@@ -146,13 +172,14 @@ def latent_family(model_type: str, is_mixture: LayerChoice, *, layer_fields: fro
                 "attention_bias": (False,),
                 "norm_topk_prob": (True,),
                 "rope_interleave": (True,),
-            },
+            }
+            | SIGMOID_ROUTER,
             checks={"rope_parameters": unsupported_latent_rope},
             without_effect=WITHOUT_EFFECT
             | WITHOUT_EFFECT_OF_ROUTER
-            # heads of keys and values are as many as of queries; layers that predict further tokens are not trained
-            | {"num_key_value_heads", "num_mtp_layers", "pretraining_tp"},
-            together=check_router_groups,
+            # layers that predict further tokens are not trained
+            | {"num_mtp_layers", "pretraining_tp"},
+            together=lambda hf_config: _unsupported_latent(hf_config) or unsupported_layers(hf_config),
         ),
         weights=WeightTable(
             entries=(

@@ -14,6 +14,9 @@ WITHOUT_EFFECT = frozenset(
     {"initializer_range", "use_cache", "pad_token_id", "bos_token_id", "eos_token_id", "max_position_embeddings"}
 )
 
+# transformers asks any config for these, whatever its class declares.
+OF_ALL: dict[str, tuple[Any, ...]] = {"is_causal": (True,)}
+
 
 @dataclass(frozen=True)
 class ConfigFields:
@@ -27,10 +30,15 @@ class ConfigFields:
     checks: Mapping[str, Callable[[Any], str | None]] = field(default_factory=dict)
     without_effect: frozenset[str] = WITHOUT_EFFECT
     together: Callable[[Any], str | None] | None = None  # of the whole config: why its values do not go together
+    by_layer: frozenset[str] = frozenset()  # what ``per_layer_config`` may set
 
     def check(self, hf_config: Any, source: str) -> None:
         """Raise InputError naming the first field whose value this family does not implement, and ``source``."""
-        for name, accepted in self.accepts.items():
+        for layer, own in (hf_config.to_dict().get("per_layer_config") or {}).items():
+            if others := sorted(set(own) - self.by_layer):
+                said = f"per_layer_config[{layer}][{others[0]!r}]"
+                raise _refusal(source, hf_config, said, own[others[0]], "this family has it alike in all layers")
+        for name, accepted in {**OF_ALL, **self.accepts}.items():
             value = getattr(hf_config, name, accepted[0])
             if value not in accepted:
                 choices = " or ".join(repr(choice) for choice in accepted)

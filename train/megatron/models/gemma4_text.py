@@ -9,17 +9,28 @@ from typing import Any
 
 import torch
 
-from train.megatron.models.decoder import ATTENTION, EMBEDDING, FINAL_NORM, HEAD, block_spec, layer_spec, qk_norm
+from train.megatron.models.decoder import (
+    ATTENTION,
+    EMBEDDING,
+    FINAL_NORM,
+    GLOBAL,
+    HEAD,
+    SLIDING,
+    block_spec,
+    layer_spec,
+    qk_norm,
+    unsupported_kinds,
+    unsupported_window,
+)
 from train.megatron.models.family import ModelFamily
 from train.megatron.models.fields import WITHOUT_EFFECT, ConfigFields
-from train.megatron.models.mixture import mixture_config
+from train.megatron.models.mixture import check_choice, mixture_config
 from train.megatron.weights.table import COLUMN, ROW, WeightEntry, WeightTable
 from train.megatron.weights.transforms import MERGE_GATE_UP, MERGE_QK, HeadGeometry
 
 _M = "decoder.layers.{layer}."
 _H = "model.layers.{layer}."
 _EXPERT = _M + "mlp.mixture.experts.local_experts.{expert}."
-SLIDING, GLOBAL = "sliding_attention", "full_attention"
 
 
 def head_sizes(hf_config: Any, layer: int | str) -> tuple[int, int]:
@@ -229,9 +240,20 @@ def unsupported_rope(parameters: Any) -> str | None:
     return None
 
 
-def _unsupported_layers(layer_types: Any) -> str | None:
-    others = sorted(set(layer_types or ()) - {SLIDING, GLOBAL})
-    return f"{', '.join(others)} is not implemented" if others else None
+def _unsupported(hf_config: Any) -> str | None:
+    cap = hf_config.final_logit_softcapping
+    if cap is not None and not cap > 0:
+        return f"final_logit_softcapping={cap!r} has to be above 0"
+    kinds = hf_config.layer_types
+    own = [(kind, head_sizes(hf_config, layer)) for layer, kind in enumerate(kinds)]
+    for kind, sizes in own:
+        if sizes != dict(own)[kind]:
+            return f"per_layer_config gives {kind} layers heads that differ: {sizes} and {dict(own)[kind]}"
+    if reason := unsupported_window(hf_config):
+        return reason
+    if not hf_config.enable_moe_block:
+        return None
+    return check_choice(hf_config, per_token="top_k_experts")
 
 
 def shapes(hf_config: Any) -> dict[str, tuple[int, ...]]:
@@ -304,9 +326,11 @@ FAMILY = ModelFamily(
             "hidden_size_per_layer_input": (0, None),
             "num_kv_shared_layers": (0,),
         },
-        checks={"rope_parameters": unsupported_rope, "layer_types": _unsupported_layers},
+        checks={"rope_parameters": unsupported_rope, "layer_types": unsupported_kinds},
         # the two go with embeddings for each layer and with layers that share keys and values
         without_effect=WITHOUT_EFFECT | {"vocab_size_per_layer_input", "use_double_wide_mlp"},
+        together=_unsupported,
+        by_layer=frozenset({"head_dim", "num_key_value_heads"}),
     ),
     weights=WeightTable(
         entries=(EMBEDDING, *LAYER, FINAL_NORM, HEAD),

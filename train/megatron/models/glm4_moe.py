@@ -21,8 +21,9 @@ from train.megatron.models.family import ModelFamily
 from train.megatron.models.fields import WITHOUT_EFFECT, ConfigFields
 from train.megatron.models.heads import head_geometry
 from train.megatron.models.mixture import (
+    SIGMOID_ROUTER,
     WITHOUT_EFFECT_OF_ROUTER,
-    check_router_groups,
+    check_sigmoid_mixture,
     layers_beyond,
     mixture_config,
     mixture_shapes,
@@ -90,11 +91,12 @@ FAMILY = ModelFamily(
     model_type="glm4_moe",
     fields=ConfigFields(
         used=USED_FIELDS | MIXTURE_FIELDS | {"attention_bias", "use_qk_norm", "first_k_dense_replace"},
-        accepts={"hidden_act": ("silu", "swish"), "attention_dropout": (0.0, None), "norm_topk_prob": (True,)},
+        accepts={"hidden_act": ("silu", "swish"), "attention_dropout": (0.0, None), "norm_topk_prob": (True,)}
+        | SIGMOID_ROUTER,
         checks={"rope_parameters": unsupported_partial_rope},
         # layers that predict further tokens are not trained, and not exported
         without_effect=WITHOUT_EFFECT | WITHOUT_EFFECT_OF_ROUTER | {"num_mtp_layers"},
-        together=check_router_groups,
+        together=check_sigmoid_mixture,
     ),
     weights=WeightTable(
         entries=(

@@ -21,11 +21,13 @@ from train.megatron.models.decoder import (
     decoder_config,
     layer_spec,
     tensor_shapes,
+    unsupported_kinds,
+    unsupported_window,
 )
 from train.megatron.models.family import ModelFamily
 from train.megatron.models.fields import WITHOUT_EFFECT, ConfigFields
 from train.megatron.models.heads import head_dim, head_geometry
-from train.megatron.models.mixture import WITHOUT_EFFECT_OF_ROUTER, mixture_config
+from train.megatron.models.mixture import WITHOUT_EFFECT_OF_ROUTER, check_choice, mixture_config
 from train.megatron.models.rope import inverse_frequencies, unsupported_rope, unsupported_yarn, yarn_scale
 from train.megatron.weights.table import COLUMN, WeightEntry, WeightTable
 from train.megatron.weights.transforms import IDENTITY, TRANSPOSE, TRANSPOSE_GATE_UP
@@ -104,6 +106,14 @@ def _unsupported_rope(parameters: Any) -> str | None:
     return unsupported_rope(parameters)
 
 
+def _unsupported(hf_config: Any) -> str | None:
+    if not hf_config.swiglu_limit > 0:
+        return f"swiglu_limit={hf_config.swiglu_limit!r} has to be above 0"
+    return unsupported_window(hf_config) or check_choice(
+        hf_config, experts="num_local_experts", width="intermediate_size"
+    )
+
+
 FAMILY = ModelFamily(
     model_type="gpt_oss",
     fields=ConfigFields(
@@ -117,8 +127,9 @@ FAMILY = ModelFamily(
             "sliding_window",
         },
         accepts={"hidden_act": ("silu", "swish"), "attention_dropout": (0.0, None), "attention_bias": (True,)},
-        checks={"rope_parameters": _unsupported_rope},
+        checks={"rope_parameters": _unsupported_rope, "layer_types": unsupported_kinds},
         without_effect=WITHOUT_EFFECT | WITHOUT_EFFECT_OF_ROUTER,
+        together=_unsupported,
     ),
     weights=WeightTable(
         entries=(EMBEDDING, *ATTENTION, *QKV_BIAS, PROJECTION_BIAS, SINKS, *NORMS, *MIXTURE, FINAL_NORM, HEAD),

@@ -22,6 +22,7 @@ from train.megatron.models.fields import WITHOUT_EFFECT, ConfigFields
 from train.megatron.models.heads import head_dim, head_geometry
 from train.megatron.models.mixture import (
     WITHOUT_EFFECT_OF_ROUTER,
+    check_choice,
     expert_rows,
     layers_beyond,
     mixture_config,
@@ -79,13 +80,32 @@ def shapes(hf_config: Any) -> dict[str, tuple[int, ...]]:
     )
 
 
+# Published configs say these; transformers goes by no other value, and reads none of them.
+PUBLISHED: dict[str, tuple[Any, ...]] = {
+    "scoring_func": ("sigmoid",),
+    "use_routing_bias": (True,),
+    "use_qk_norm": (True,),
+    "qk_norm_type": ("per_layer",),
+    "shared_intermediate_size": (0, None),
+    "attention_window_size": (None,),
+    "sliding_window": (None,),
+}
+
+
+def _no_linear_attention(kinds: Any) -> str | None:
+    others = [kind for kind in kinds or () if kind != 1]
+    return f"attention of the kind {others[0]!r} is not implemented, only 1 (softmax)" if others else None
+
+
 FAMILY = ModelFamily(
     model_type="minimax_m2",
     fields=ConfigFields(
         used=USED_FIELDS | {"num_local_experts", "num_experts_per_tok"},
-        accepts={"hidden_act": ("silu", "swish"), "attention_dropout": (0.0, None), "router_jitter_noise": (0.0,)},
-        checks={"rope_parameters": unsupported_partial_rope},
+        accepts={"hidden_act": ("silu", "swish"), "attention_dropout": (0.0, None), "router_jitter_noise": (0.0,)}
+        | PUBLISHED,
+        checks={"rope_parameters": unsupported_partial_rope, "attn_type_list": _no_linear_attention},
         without_effect=WITHOUT_EFFECT | WITHOUT_EFFECT_OF_ROUTER,
+        together=lambda hf_config: check_choice(hf_config, experts="num_local_experts", width="intermediate_size"),
     ),
     weights=WeightTable(
         entries=(

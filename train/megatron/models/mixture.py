@@ -17,6 +17,11 @@ _M = "decoder.layers.{layer}.mlp."
 _H = "model.layers.{layer}.mlp."
 _EXPERT = _H + "experts.{expert}."
 
+_MOST_BEYOND = 64  # layers that predict further tokens; published models have one to three
+
+# Published configs of DeepSeek-V3's kind say these, and transformers goes by no other value without reading them.
+SIGMOID_ROUTER = {"scoring_func": ("sigmoid",), "topk_method": ("noaux_tc",), "moe_layer_freq": (1,)}
+
 # Of the router's training and of what transformers reports; no forward pass depends on them.
 WITHOUT_EFFECT_OF_ROUTER = frozenset({"router_aux_loss_coef", "output_router_logits"})
 
@@ -86,9 +91,49 @@ def router_groups(hf_config: Any) -> dict[str, Any]:
     return {"moe_router_num_groups": hf_config.n_group, "moe_router_group_topk": hf_config.topk_group}
 
 
+def check_choice(
+    hf_config: Any,
+    experts: str = "num_experts",
+    per_token: str = "num_experts_per_tok",
+    width: str = "moe_intermediate_size",
+    *,
+    renormalised: bool = True,
+) -> str | None:
+    """Why the experts cannot be chosen so, or None; the fields by name, renormalised: their weights sum to 1."""
+    count, chosen, size = (getattr(hf_config, name) for name in (experts, per_token, width))
+    if not isinstance(count, int) or count < 1:
+        return f"{experts}={count!r}, and a mixture needs experts"
+    if not isinstance(chosen, int) or not 1 <= chosen <= count:
+        return f"{per_token}={chosen!r} has to be between 1 and {experts}={count}"
+    if not isinstance(size, int) or size < 1:
+        return f"{width}={size!r} is not the width of an expert"
+    if renormalised and chosen == 1:
+        return (
+            f"{per_token}=1: the weight of a token's only expert would be renormalised to 1, which Megatron does not "
+            "do, and its router could not learn"
+        )
+    return None
+
+
+def check_sigmoid_mixture(hf_config: Any) -> str | None:
+    """Why this router and these experts of DeepSeek-V3's kind cannot be used, or None."""
+    if reason := check_choice(hf_config, experts="n_routed_experts"):
+        return reason
+    if not hf_config.n_shared_experts >= 1:
+        return f"n_shared_experts={hf_config.n_shared_experts!r}, and layers without shared experts are not implemented"
+    if not hf_config.routed_scaling_factor > 0:
+        return f"routed_scaling_factor={hf_config.routed_scaling_factor!r} has to be above 0"
+    return check_router_groups(hf_config)
+
+
 def check_router_groups(hf_config: Any) -> str | None:
     """Why this choice of groups cannot be used, or None."""
     groups, chosen, experts = hf_config.n_group or 1, hf_config.topk_group or 1, hf_config.num_experts_per_tok
+    routed = hf_config.n_routed_experts
+    if groups < 1 or routed % groups or not 1 <= chosen <= groups or routed // groups < min(2, groups):
+        return f"topk_group={chosen} of n_group={groups} groups of {routed} experts cannot be chosen"
+    if chosen * (routed // groups) < experts:
+        return f"topk_group={chosen} groups hold fewer than num_experts_per_tok={experts} experts"
     if groups > 1 and experts // chosen != 2:
         return (
             "transformers rates a group by its best two experts, Megatron by its best num_experts_per_tok // "
@@ -123,7 +168,10 @@ def shared_expert_shapes(hidden: int, width: int, name: str) -> dict[str, tuple[
 def layers_beyond(hf_config: Any) -> tuple[str, ...]:
     """Beginnings of the names of layers after the last, which predict further tokens and are no part of the model."""
     last = hf_config.num_hidden_layers
-    return tuple(f"model.layers.{last + extra}." for extra in range(getattr(hf_config, "num_mtp_layers", 1) or 1))
+    names = ("num_mtp_layers", "num_nextn_predict_layers", "num_mtp_modules")  # the last are published configs' own
+    counts = [getattr(hf_config, name, None) for name in names]
+    extra = max([1, *(count for count in counts if isinstance(count, int))])
+    return tuple(f"model.layers.{last + further}." for further in range(min(extra, _MOST_BEYOND)))
 
 
 def mixture_spec(is_mixture: LayerChoice) -> Callable[[Any, Any], Any]:

@@ -29,7 +29,7 @@ from train.megatron.models.mixture import (
     shared_expert_rows,
     shared_expert_shapes,
 )
-from train.megatron.models.qwen3_moe import MIXTURE_FIELDS, is_mixture
+from train.megatron.models.qwen3_moe import MIXTURE_FIELDS, is_mixture, unsupported_mixture
 from train.megatron.models.rope import inverse_frequencies, unsupported_rope
 from train.megatron.weights.table import WeightEntry, WeightTable
 
@@ -64,6 +64,13 @@ SHARED_EXPERT = (
     ),
 )
 
+
+def _unsupported(hf_config: Any) -> str | None:
+    if hf_config.shared_expert_intermediate_size < 1:
+        return f"shared_expert_intermediate_size={hf_config.shared_expert_intermediate_size} is not a size"
+    return unsupported_mixture(hf_config)
+
+
 FAMILY = ModelFamily(
     model_type="qwen2_moe",
     fields=ConfigFields(
@@ -74,6 +81,7 @@ FAMILY = ModelFamily(
         without_effect=WITHOUT_EFFECT
         | WITHOUT_EFFECT_OF_ROUTER
         | {"use_sliding_window", "sliding_window", "max_window_layers"},
+        together=_unsupported,
     ),
     weights=WeightTable(
         entries=(

@@ -21,6 +21,7 @@ from train.megatron.models.fields import WITHOUT_EFFECT, ConfigFields
 from train.megatron.models.heads import head_geometry
 from train.megatron.models.mixture import (
     WITHOUT_EFFECT_OF_ROUTER,
+    check_choice,
     mixture_config,
     mixture_shapes,
     mixture_spec,
@@ -44,6 +45,13 @@ MIXTURE_FIELDS = frozenset(
 def is_mixture(hf_config: Any, layer: int) -> bool:
     """Every ``decoder_sparse_step``-th layer has experts, but for those that are named as dense."""
     return layer not in hf_config.mlp_only_layers and (layer + 1) % hf_config.decoder_sparse_step == 0
+
+
+def unsupported_mixture(hf_config: Any) -> str | None:
+    """Why these layers and experts cannot be used, or None."""
+    if hf_config.decoder_sparse_step < 1:
+        return f"decoder_sparse_step={hf_config.decoder_sparse_step} has to be at least 1"
+    return check_choice(hf_config, renormalised=hf_config.norm_topk_prob)
 
 
 def transformer_config(hf_config: Any) -> dict[str, Any]:
@@ -74,6 +82,7 @@ FAMILY = ModelFamily(
         },
         checks={"rope_parameters": unsupported_rope},
         without_effect=WITHOUT_EFFECT | WITHOUT_EFFECT_OF_ROUTER | {"sliding_window"},  # use_sliding_window turns it on
+        together=unsupported_mixture,
     ),
     weights=WeightTable(
         entries=(EMBEDDING, *ATTENTION, *QK_NORM, *NORMS, *mlp_rows(is_mixture), FINAL_NORM, HEAD),

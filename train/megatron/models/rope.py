@@ -61,6 +61,8 @@ def unsupported_yarn(parameters: dict[str, Any]) -> str | None:
         value = parameters.get(name)
         if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value <= _MOST:
             return f"{name} has to be a number, not {value!r}"
+    if parameters.get("partial_rotary_factor", 1.0) != 1.0:
+        return "yarn of a partial rotary embedding (partial_rotary_factor) is not implemented"
     if parameters["factor"] < 1 or parameters["rope_theta"] <= 1:
         return "yarn needs a factor of at least 1 and a rope_theta above 1"
     return None
