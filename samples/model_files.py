@@ -113,6 +113,10 @@ def read_weight_index(index: Path) -> dict[str, str]:
     for file in sorted(set(file_of.values())):
         if Path(file).name != file or "\\" in file or "\0" in file or file in ("", ".", ".."):
             raise InputError(f"{index}: {file!r} is not the name of a file beside it")
-        if not (index.parent / file).is_file():
+        try:
+            there = (index.parent / file).is_file()
+        except OSError:  # a name that is too long for the file system
+            there = False
+        if not there:
             raise InputError(f"{index.parent}: {file} is missing, {index} names it")
     return file_of

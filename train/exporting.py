@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from train.megatron.weights.table import PlacedWeight
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+_MOST_GIGABYTES = 10**6
 
 
 @dataclass(frozen=True)
@@ -59,8 +60,15 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--fp8-blocks", action="store_true", help="quantise the matrices of all layers to FP8 with 128 x 128 blocks"
     )
-    parser.add_argument("--max-shard-gb", type=float, default=5.0, metavar="GB", help="size of a file [5.0]")
+    parser.add_argument("--max-shard-gb", type=_gigabytes, default=5.0, metavar="GB", help="size of a file [5.0]")
     return parser
+
+
+def _gigabytes(text: str) -> float:
+    value = float(text)
+    if not 0 < value <= _MOST_GIGABYTES:
+        raise argparse.ArgumentTypeError(f"has to be above 0 and at most {_MOST_GIGABYTES}, not {text}")
+    return value
 
 
 def export_model(export: Export) -> int:
@@ -72,7 +80,7 @@ def export_model(export: Export) -> int:
     from train.megatron.models import family_of
     from train.megatron.weights.checkpoint import HfCheckpoint
     from train.megatron.weights.directory import ModelDirectoryWriter
-    from train.megatron.weights.loading import check_names
+    from train.megatron.weights.loading import check_names, check_shards
 
     hf_config = load_hf_config(export.source, source="--load")
     family = family_of(hf_config, "--load")
@@ -83,10 +91,11 @@ def export_model(export: Export) -> int:
     try:
         with HfCheckpoint(export.source, "--load") as checkpoint:
             check_names(checkpoint, family, hf_config)
+            check_shards(checkpoint, family, hf_config)
             for placed, name, pattern in _tensors(family.weights.place(hf_config)):
                 tensor = _read(checkpoint, name, shapes.get(name) or shapes[pattern])
                 if not placed.entry.buffer and export.dtype is not None:
-                    tensor = tensor.to(export.dtype)
+                    tensor = _narrowed(tensor, export.dtype, name)
                 count += _add(writer, name, tensor, kept, quantise=export.fp8_blocks and _is_matrix(placed, tensor))
             writer.finish(hf_config, export.source, _quantization(kept) if export.fp8_blocks else None)
     except BaseException:
@@ -111,6 +120,16 @@ def _read(checkpoint: Any, name: str, shape: tuple[int, ...]) -> torch.Tensor:
     return tensor
 
 
+def _narrowed(tensor: torch.Tensor, dtype: torch.dtype, name: str) -> torch.Tensor:
+    largest = torch.finfo(dtype).max
+    if tensor.dtype != dtype and (tensor.isfinite() & (tensor.abs() > largest)).any():
+        raise InputError(
+            f"--dtype: {name} has values beyond {largest:g}, the largest of {str(dtype).removeprefix('torch.')}; "
+            "they would become infinite, choose bfloat16 or float32"
+        )
+    return tensor.to(dtype)
+
+
 def _is_matrix(placed: PlacedWeight, tensor: torch.Tensor) -> bool:
     """Of a linear layer that FP8 kernels run: no embedding, head, norm or router."""
     inside = placed.layer is not None and not placed.entry.buffer and placed.stack is None
@@ -121,8 +140,8 @@ def _add(writer: Any, name: str, tensor: torch.Tensor, kept: list[str], *, quant
     from train.megatron.weights import fp8_blocks
 
     if not quantise:
-        if tensor.ndim == 2:
-            kept.append(name.removesuffix(".weight"))
+        if tensor.ndim > 1:  # the module: experts that are stacked in one tensor have its name before the last dot
+            kept.append(name.rpartition(".")[0])
         writer.add(name, tensor)
         return 1
     narrow, scales = fp8_blocks.quantise(tensor)
@@ -139,7 +158,7 @@ def _quantization(kept: list[str]) -> dict[str, Any]:
         "fmt": "e4m3",
         "activation_scheme": "dynamic",
         "weight_block_size": list(BLOCK),
-        "modules_to_not_convert": kept,
+        "modules_to_not_convert": list(dict.fromkeys(kept)),
     }
 
 

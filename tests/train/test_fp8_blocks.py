@@ -111,3 +111,10 @@ def test_missing_and_misshapen_scales_are_named(one_rank, tmp_path):
         with pytest.raises(InputError, match=words) as caught:
             load(tmp_path / "narrow")
         assert name in str(caught.value)
+
+
+def test_a_fmt_of_null_is_a_missing_one_and_a_block_is_no_truth_value():
+    quantization = {"quant_method": "fp8", "weight_block_size": [128, 128], "fmt": None}
+    assert fp8_blocks.block_size(quantization, "x") == (128, 128)
+    with pytest.raises(InputError, match="weight_block_size"):
+        fp8_blocks.block_size(quantization | {"weight_block_size": [128, True]}, "x")

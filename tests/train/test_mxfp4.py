@@ -72,3 +72,18 @@ def test_scales_that_do_not_fit_are_named(one_rank, quantised):
     save_file(tensors, file, metadata={"format": "pt"})
     with pytest.raises(InputError, match=r"not there: model\.layers\.0\.mlp\.experts\.gate_up_proj"):
         load(directory)
+
+
+def test_a_width_that_is_no_number_of_groups_is_refused(tmp_path):
+    save_tiny(tmp_path, "gpt_oss", intermediate_size=48)
+    tensors = load_file(tmp_path / "model.safetensors")
+    name = EXPERTS.replace("gate_up", "down")
+    blocks, scales = packed(tuple(tensors.pop(name).shape))
+    save_file(
+        tensors | {name + mxfp4.BLOCKS: blocks, name + mxfp4.SCALES: scales},
+        tmp_path / "model.safetensors",
+        metadata={"format": "pt"},
+    )
+    with pytest.raises(InputError, match="a multiple of 32"):
+        export_model(Export(tmp_path, tmp_path / "out"))
+    assert not (tmp_path / "out").exists()

@@ -13,7 +13,7 @@ from train.megatron.model import PADDED_LOGIT, build_model
 from train.megatron.models import FAMILIES, decoder
 from train.megatron.weights.binding import BoundWeight
 from train.megatron.weights.checkpoint import HfCheckpoint
-from train.megatron.weights.loading import load_hf_weights, load_weight
+from train.megatron.weights.loading import check_weights, load_hf_weights, load_weight
 from train.megatron.weights.table import PlacedWeight
 from train.megatron.weights.transforms import HeadGeometry
 
@@ -53,6 +53,62 @@ def test_tensors_that_do_not_fit_are_one_clear_error(tmp_path, change, words):
     assert message.startswith("--hf-checkpoint")
     for word in [*words, str(tmp_path)]:
         assert word in message
+
+
+def two_shards(directory) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+    """Cut a model in two files; returns what each holds."""
+    tensors = load_file(directory / "model.safetensors")
+    (directory / "model.safetensors").unlink()
+    first, second = ({name: t for name, t in tensors.items() if (NORM in name) == own} for own in (True, False))
+    save_file(first, directory / "a.safetensors")
+    save_file(second, directory / "b.safetensors")
+    index = dict.fromkeys(first, "a.safetensors") | dict.fromkeys(second, "b.safetensors")
+    (directory / "model.safetensors.index.json").write_text(json.dumps({"weight_map": index}))
+    return first, second
+
+
+@pytest.mark.parametrize(("name", "says"), [("extra", "does not name it"), (GATE, "says it is in b.safetensors")])
+def test_a_shard_with_a_tensor_that_the_index_does_not_place_there_is_refused(tmp_path, name, says):
+    hf_config = save_tiny(tmp_path, "llama").config
+    first, _ = two_shards(tmp_path)
+    check_weights(FAMILIES["llama"], hf_config, tmp_path)
+    save_file(first | {name: torch.ones(48, 32)}, tmp_path / "a.safetensors")
+    with pytest.raises(InputError, match=rf"a.safetensors holds {name}, but .*{says}"):
+        check_weights(FAMILIES["llama"], hf_config, tmp_path)
+
+
+def test_an_index_that_names_a_file_too_long_to_exist_is_refused(tmp_path):
+    save_tiny(tmp_path, "llama")
+    two_shards(tmp_path)
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {NORM: "a" * 300}}))
+    assert "is missing" in refusal(tmp_path)
+
+
+def test_a_gguf_file_is_said_not_to_be_read(tmp_path):
+    save_tiny(tmp_path, "llama")
+    (tmp_path / "model.safetensors").rename(tmp_path / "model.gguf")
+    assert "model.gguf is not read" in refusal(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda t: t.update({GATE + "_scale_inv": torch.ones(1, 1)}), "are the files of two checkpoints mixed"),
+        (
+            lambda t: t.update(
+                {GATE: t[GATE].to(torch.float8_e4m3fn), GATE + "_scale_inv": torch.ones(1, 1, dtype=torch.int64)}
+            ),
+            "stored as I64",
+        ),
+        (lambda t: t.update({NORM + "_blocks": t[NORM].clone(), NORM + "_scales": t[NORM].clone()}), "is there twice"),
+        (lambda t: t.update({NORM + "_blocks": t.pop(NORM), NORM + "_scales": t[GATE][0].clone()}), "only experts'"),
+    ],
+    ids=["scales of a plain weight", "integer scales", "MXFP4 beside the plain", "MXFP4 norm"],
+)
+def test_quantised_parts_that_do_not_fit_are_refused(tmp_path, change, says):
+    save_tiny(tmp_path, "llama")
+    rewrite(tmp_path, change)
+    assert says in refusal(tmp_path)
 
 
 def test_truncated_file_is_named(tmp_path):

@@ -19,6 +19,7 @@ from train.megatron.weights.binding import Shard
 
 STEM = "model"  # of the files' names
 READABLE = {"F64", "F32", "F16", "BF16"}
+SCALES = {"F32", "BF16", "F16", "F8_E8M0"}
 
 
 class HfCheckpoint:
@@ -50,6 +51,11 @@ class HfCheckpoint:
         wanted = set(expected)
         missing = sorted(name for name in wanted - self.file_of.keys() if not self._is_mxfp4(name))
         scales = {name + suffix for name in wanted for suffix in (fp8_blocks.SUFFIX, mxfp4.BLOCKS, mxfp4.SCALES)}
+        if both := sorted(name for name in wanted & self.file_of.keys() if name + mxfp4.BLOCKS in self.file_of):
+            raise InputError(
+                f"{self.source} {self.directory}: {both[0]} is there twice, as it is and as MXFP4 blocks "
+                f"({both[0]}{mxfp4.BLOCKS}); remove one"
+            )
         others = self.file_of.keys() - wanted - set(optional) - scales
         extra = sorted(name for name in others if not name.startswith(beyond))
         if missing:
@@ -64,6 +70,19 @@ class HfCheckpoint:
                 + _nearest(extra[0], wanted)
                 + ". Does config.json describe these weights?"
             )
+
+    def check_shards(self, beyond: tuple[str, ...] = ()) -> None:
+        """Raise InputError for a shard that holds a tensor of which the index says nothing, or another file."""
+        for file in sorted(set(self.file_of.values())):
+            held = self._open(file).keys()
+            for name in held:
+                said = self.file_of.get(name)
+                if said != file and not (said is None and name.startswith(beyond)):
+                    also = f"{self._index} says it is in {said}" if said else f"{self._index} does not name it"
+                    raise InputError(
+                        f"{self.source}: {self.directory / file} holds {name}, but {also}; are the files of two "
+                        "checkpoints mixed?"
+                    )
 
     def check(self, name: str, shape: tuple[int, ...]) -> Any:
         """The unread tensor. Raises InputError unless it is there in this shape and in a dtype that holds weights.
@@ -87,6 +106,11 @@ class HfCheckpoint:
             )
         if tensor.get_dtype() in fp8_blocks.STORED_DTYPES:
             self._check_scales(name, shape)
+        elif name + fp8_blocks.SUFFIX in self.file_of:
+            raise InputError(
+                f"{self.source}: {name} in {self.directory / file} is stored as {tensor.get_dtype()} and there are "
+                f"scales {name}{fp8_blocks.SUFFIX} as of FP8 blocks; are the files of two checkpoints mixed?"
+            )
         elif tensor.get_dtype() not in READABLE:
             raise InputError(
                 f"{self.source}: {name} in {self.directory / file} is stored as {tensor.get_dtype()}; "
@@ -146,6 +170,11 @@ class HfCheckpoint:
         return name not in self.file_of and {name + mxfp4.BLOCKS, name + mxfp4.SCALES} <= self.file_of.keys()
 
     def _check_mxfp4(self, name: str, shape: tuple[int, ...]) -> Any:
+        if len(shape) != 3 or shape[1] % mxfp4.GROUP:
+            raise InputError(
+                f"{self.source}: {name} of {list(shape)} is stored as MXFP4 blocks in {self.directory}; only experts' "
+                f"matrices are, whose input width is a multiple of {mxfp4.GROUP}"
+            )
         parts = []
         for suffix, wanted in zip((mxfp4.BLOCKS, mxfp4.SCALES), mxfp4.stored_shapes(shape), strict=True):
             file = self.file_of[name + suffix]
@@ -173,7 +202,13 @@ class HfCheckpoint:
                 f"{self.source}: {name} in {self.directory / file} is stored as FP8 and there are no scales {scales} "
                 "for its blocks; is the checkpoint quantised in another way?"
             )
-        stored = tuple(self._open(self.file_of[scales]).get_slice(scales).get_shape())
+        found = self._open(self.file_of[scales]).get_slice(scales)
+        if found.get_dtype() not in SCALES:
+            raise InputError(
+                f"{self.source}: {scales} in {self.directory / self.file_of[scales]} is stored as {found.get_dtype()}; "
+                f"scales of FP8 blocks are {', '.join(sorted(SCALES))}"
+            )
+        stored = tuple(found.get_shape())
         wanted = fp8_blocks.scale_shape(shape, self._block_size())
         if stored != wanted:
             raise InputError(
@@ -205,7 +240,9 @@ class HfCheckpoint:
                 'safetensors files are. If you trust it, convert it: python -c "from transformers import '
                 f"AutoModelForCausalLM as M; M.from_pretrained('{self.directory}').save_pretrained('NEW_DIRECTORY')\""
             )
-        raise InputError(f"{self.source} {self.directory}: neither {self._single} nor {self._index} is there")
+        others = sorted(path.name for kind in ("gguf", "pth", "pt") for path in self.directory.glob(f"*.{kind}"))
+        hint = f"; {others[0]} is not read, get the model as Hugging Face safetensors files" if others else ""
+        raise InputError(f"{self.source} {self.directory}: neither {self._single} nor {self._index} is there{hint}")
 
     def _read_index(self, index: Path) -> dict[str, str]:
         try:

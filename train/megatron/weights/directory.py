@@ -16,6 +16,7 @@ import torch
 from samples.errors import InputError
 from train.checkpoint.tensor_files import write_tensors
 
+_MOST_NAME_BYTES = 255  # of all usual file systems
 SHARD_BYTES = 5 * 10**9  # as transformers' save_pretrained cuts them
 
 # What belongs to a model besides weights and config.json: tokenizer, chat template, generation settings, code.
@@ -46,6 +47,9 @@ def check_target(directory: str | Path, flag: str = "--save-hf") -> None:
             parent = parent.parent
         # Only an attempt tells: permission bits say nothing of read-only file systems, of quotas, or of /proc.
         os.rmdir(tempfile.mkdtemp(prefix=".accelrl-", dir=parent))
+        longest = f".{path.name}.{os.getpid()}.partial"  # ModelDirectoryWriter's, and put_aside's is no longer
+        if len(os.fsencode(longest)) > _MOST_NAME_BYTES:
+            raise InputError(f"{flag} {directory}: the name is too long to write beside it; give a shorter one")
     except OSError as error:
         raise InputError(f"{flag} {directory}: cannot be written ({error.strerror}); give a writable place") from error
 

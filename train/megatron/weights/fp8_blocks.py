@@ -29,9 +29,9 @@ def block_size(quantization: Any, source: str) -> tuple[int, int]:
             f"{source}: the checkpoint is quantised (quantization_config={quantization!r}); read are FP8 weights with "
             "a scale for each block (quant_method fp8 with weight_block_size), mxfp4, and unquantised weights"
         )
-    if quantization.get("fmt", "e4m3") not in ("e4m3", "float8_e4m3fn"):
+    if quantization.get("fmt") not in (None, "e4m3", "float8_e4m3fn"):
         raise InputError(f"{source}: quantization_config fmt={quantization['fmt']!r} is not supported; e4m3 is")
-    valid = isinstance(size, list | tuple) and len(size) == 2 and all(isinstance(n, int) and n > 0 for n in size)
+    valid = isinstance(size, list | tuple) and len(size) == 2 and all(type(n) is int and n > 0 for n in size)
     if not valid:
         raise InputError(f"{source}: weight_block_size={size!r} in quantization_config has to be [rows, columns]")
     return int(size[0]), int(size[1])

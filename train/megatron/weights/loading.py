@@ -99,9 +99,16 @@ def check_weights(family: ModelFamily, hf_config: Any, directory: str | Path, so
     shapes = family.shapes(hf_config)
     with HfCheckpoint(directory, source) as checkpoint:
         check_names(checkpoint, family, hf_config, values=False)
+        check_shards(checkpoint, family, hf_config)
         for weight in family.weights.place(hf_config).values():
             for pattern, name in zip(weight.patterns, weight.hf, strict=True):
                 checkpoint.check(name, shapes.get(name) or shapes[pattern])
+
+
+def check_shards(checkpoint: HfCheckpoint, family: ModelFamily, hf_config: Any) -> None:
+    """Raise InputError where the index and the files that it names do not agree; every header is read."""
+    beyond = family.weights.beyond(hf_config) if family.weights.beyond else ()
+    checkpoint.check_shards((*family.weights.ignored_names(hf_config), *beyond))
 
 
 def check_names(

@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 
 BLOCKS, SCALES = "_blocks", "_scales"
-_GROUP = 32
+GROUP = 32
 _BIAS = 127
 _VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)  # e2m1; the fourth bit is the sign
 
@@ -26,5 +26,5 @@ def dequantise(blocks: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
 def stored_shapes(shape: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Shapes of blocks and scales of a tensor [experts, columns, rows]."""
     experts, columns, rows = shape
-    groups = columns // _GROUP
-    return (experts, rows, groups, _GROUP // 2), (experts, rows, groups)
+    groups = columns // GROUP
+    return (experts, rows, groups, GROUP // 2), (experts, rows, groups)
