@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import signal
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,9 +45,24 @@ def main(argv: list[str]) -> int:
         fp8_blocks=arguments.fp8_blocks,
         shard_bytes=int(arguments.max_shard_gb * 10**9),
     )
-    count = export_model(export)
+    with _ended_by_sigterm():
+        count = export_model(export)
     print(f"{arguments.to}: {count} tensors of {export.source}")
     return 0
+
+
+@contextlib.contextmanager
+def _ended_by_sigterm() -> Iterator[None]:
+    """Make an exception of SIGTERM, as a batch system sends it, so that nothing half written is left behind."""
+
+    def end(number: int, _frame: object) -> None:
+        raise SystemExit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _parser() -> argparse.ArgumentParser:

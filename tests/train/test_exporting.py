@@ -1,6 +1,9 @@
 """``python -m train export``: a model or a checkpoint becomes a directory that transformers loads."""
 
 import json
+import os
+import signal
+import time
 
 import pytest
 import torch
@@ -9,6 +12,7 @@ from transformers import AutoModelForCausalLM
 
 from tests.train.model_cases import save_tiny
 from train.main import main
+from train.megatron.weights.directory import ModelDirectoryWriter
 
 
 @pytest.mark.parametrize("kind", ["llama", "gpt_oss", "gemma4_text/experts", "minimax_m2"])
@@ -53,6 +57,26 @@ def test_a_size_that_no_file_has_is_refused(tmp_path, capsys, size):
     with pytest.raises(SystemExit):
         main(["export", "--load", str(tmp_path), "--to", str(tmp_path / "out"), "--max-shard-gb", size])
     assert "--max-shard-gb: has to be above 0" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_export_leaves_nothing_behind(tmp_path, monkeypatch, number):
+    save_tiny(tmp_path / "model", "llama")
+    finish = ModelDirectoryWriter.finish
+
+    def interrupted(self, *arguments):
+        assert list(tmp_path.glob(".out.*"))
+        os.kill(os.getpid(), number)
+        time.sleep(0)  # Python runs the handler between two instructions
+        finish(self, *arguments)
+
+    monkeypatch.setattr(ModelDirectoryWriter, "finish", interrupted)
+    try:
+        status = main(["export", "--load", str(tmp_path / "model"), "--to", str(tmp_path / "out")])
+    except SystemExit as ended:
+        status = ended.code
+    assert status == 128 + number
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
 
 def test_a_name_that_is_too_long_is_refused(tmp_path, capsys):

@@ -246,6 +246,12 @@ def _unsupported(hf_config: Any) -> str | None:
         return f"final_logit_softcapping={cap!r} has to be above 0"
     kinds = hf_config.layer_types
     own = [(kind, head_sizes(hf_config, layer)) for layer, kind in enumerate(kinds)]
+    for kind, (dim, groups) in own:
+        if kind not in hf_config.rope_parameters:
+            return f"rope_parameters says nothing of {kind} layers"
+        if dim < 2 or dim % 2 or groups < 1 or hf_config.num_attention_heads % groups:
+            queries = hf_config.num_attention_heads
+            return f"{kind} layers cannot have {queries} query heads, head_dim={dim} and num_key_value_heads={groups}"
     for kind, sizes in own:
         if sizes != dict(own)[kind]:
             return f"per_layer_config gives {kind} layers heads that differ: {sizes} and {dict(own)[kind]}"
