@@ -93,6 +93,8 @@ PUBLISHED: dict[str, tuple[Any, ...]] = {
 
 
 def _no_linear_attention(kinds: Any) -> str | None:
+    if not isinstance(kinds, list | None):
+        return "it has to be a list with the kind of each layer"
     others = [kind for kind in kinds or () if kind != 1]
     return f"attention of the kind {others[0]!r} is not implemented, only 1 (softmax)" if others else None
 

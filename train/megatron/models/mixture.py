@@ -128,7 +128,8 @@ def check_sigmoid_mixture(hf_config: Any) -> str | None:
 
 def check_router_groups(hf_config: Any) -> str | None:
     """Why this choice of groups cannot be used, or None."""
-    groups, chosen, experts = hf_config.n_group or 1, hf_config.topk_group or 1, hf_config.num_experts_per_tok
+    groups, chosen = (1 if n is None else n for n in (hf_config.n_group, hf_config.topk_group))
+    experts = hf_config.num_experts_per_tok
     routed = hf_config.n_routed_experts
     if groups < 1 or routed % groups or not 1 <= chosen <= groups or routed // groups < min(2, groups):
         return f"topk_group={chosen} of n_group={groups} groups of {routed} experts cannot be chosen"

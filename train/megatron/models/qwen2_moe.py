@@ -66,6 +66,8 @@ SHARED_EXPERT = (
 
 
 def _unsupported(hf_config: Any) -> str | None:
+    if hf_config.num_key_value_heads is None:
+        return "num_key_value_heads=None, and transformers has no default for it here"
     if hf_config.shared_expert_intermediate_size < 1:
         return f"shared_expert_intermediate_size={hf_config.shared_expert_intermediate_size} is not a size"
     return unsupported_mixture(hf_config)
