@@ -113,6 +113,16 @@ def test_missing_and_misshapen_scales_are_named(one_rank, tmp_path):
         assert name in str(caught.value)
 
 
+def test_fp8_weights_that_the_config_does_not_tell_of_are_refused(tmp_path):
+    save_tiny(tmp_path / "plain", "qwen3")
+    export_model(Export(tmp_path / "plain", tmp_path / "fp8", fp8_blocks=True))
+    config = json.loads((tmp_path / "fp8" / "config.json").read_text())
+    del config["quantization_config"]
+    (tmp_path / "fp8" / "config.json").write_text(json.dumps(config))
+    with pytest.raises(InputError, match="has no quantization_config"):
+        export_model(Export(tmp_path / "fp8", tmp_path / "again"))
+
+
 def test_a_fmt_of_null_is_a_missing_one_and_a_block_is_no_truth_value():
     quantization = {"quant_method": "fp8", "weight_block_size": [128, 128], "fmt": None}
     assert fp8_blocks.block_size(quantization, "x") == (128, 128)

@@ -98,7 +98,7 @@ def test_a_gguf_file_is_said_not_to_be_read(tmp_path):
             lambda t: t.update(
                 {GATE: t[GATE].to(torch.float8_e4m3fn), GATE + "_scale_inv": torch.ones(1, 1, dtype=torch.int64)}
             ),
-            "stored as I64",
+            "stored as I64",  # asked before the config's quantization_config
         ),
         (lambda t: t.update({NORM + "_blocks": t[NORM].clone(), NORM + "_scales": t[NORM].clone()}), "is there twice"),
         (lambda t: t.update({NORM + "_blocks": t.pop(NORM), NORM + "_scales": t[GATE][0].clone()}), "only experts'"),

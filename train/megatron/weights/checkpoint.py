@@ -221,8 +221,12 @@ class HfCheckpoint:
             path = self.directory / "config.json"
             config = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
             quantization = config.get("quantization_config")
-            default = fp8_blocks.BLOCK
-            self._block = fp8_blocks.block_size(quantization, self.source) if quantization else default
+            if not quantization:
+                raise InputError(
+                    f"{self.source} {self.directory}: FP8 weights, and config.json has no quantization_config; "
+                    "a rollout engine would read them without their scales. Add what the model was published with"
+                )
+            self._block = fp8_blocks.block_size(quantization, self.source)
         return self._block
 
     def _locate(self) -> dict[str, str]:
