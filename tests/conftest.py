@@ -16,8 +16,18 @@ os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+import pytest
 from hypothesis import settings
 
 # No test asserts wall-clock time: a busy machine must not fail a property.
 settings.register_profile("accelrl", deadline=None)
 settings.load_profile("accelrl")
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Print the tables that tests recorded, from whichever worker they come."""
+    for report in terminalreporter.getreports("passed"):
+        for name, value in report.user_properties:
+            if name == "table":
+                terminalreporter.section(report.nodeid)
+                terminalreporter.write_line(value)

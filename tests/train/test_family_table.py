@@ -129,7 +129,7 @@ def bound(model: Key) -> float:
 
 
 @pytest.mark.slow
-def test_every_cell_of_the_table(one_rank, tmp_path, capsys):
+def test_every_cell_of_the_table(one_rank, tmp_path, record_property):
     cells = {model: on_one_rank(directory_of(model, tmp_path), model) for model in EVERY_MODEL}
     for layout in LAYOUTS:
         mp.spawn(one_rank_of_two, (layout, tmp_path), nprocs=2)
@@ -146,5 +146,4 @@ def test_every_cell_of_the_table(one_rank, tmp_path, capsys):
             cells[model].setdefault(layout, why_empty)
         name = f"{model[0]} {'tied' if model[1] else ''}"
         lines.append(f"{name:32}" + "".join(f"{cells[model][column]:>16}" for column in columns))
-    with capsys.disabled():
-        print("\n" + "\n".join(lines))
+    record_property("table", "\n".join(lines))
