@@ -35,7 +35,7 @@ from train.inline import InlineRuntime
 from train.prepare import prepare
 
 prepared = prepare(cli.parse(sys.argv[1:], EXAMPLE_SETTINGS))
-runtime = InlineRuntime(prepared.config, prepared.accelerator, Progress("plain", 1), None)
+runtime = InlineRuntime(prepared.config, prepared.accelerator, Progress("plain", 1), prepared.run_dir)
 runtime.start()
 print("reward", runtime.step(0).metrics["rollout/raw_reward"])
 gc.unfreeze()
