@@ -122,7 +122,7 @@ def run_ours(args: argparse.Namespace) -> dict[str, Any]:
         }
         prepared = prepare(cli.parse([text for flag, value in flags.items() for text in (f"--{flag}", str(value))]))
         progress = Progress("off", prepared.config.job.num_rollout)
-        runtime = InlineRuntime(prepared.config, prepared.accelerator, progress)
+        runtime = InlineRuntime(prepared.config, prepared.accelerator, progress, prepared.run_dir)
         try:
             runtime.start()
             run_loop(

@@ -88,7 +88,7 @@ def run_ours(seed: int) -> dict[str, Any]:
         flags = ["--accelerator", "cpu", "--launcher", "inline", "--seed", str(seed), "--output-dir", directory]
         prepared = prepare(cli.parse(flags, EXAMPLE_SETTINGS))
         progress = Progress("off", prepared.config.job.num_rollout)
-        runtime = InlineRuntime(prepared.config, prepared.accelerator, progress)
+        runtime = InlineRuntime(prepared.config, prepared.accelerator, progress, prepared.run_dir)
         try:
             runtime.start()
             clock.start()
