@@ -150,6 +150,9 @@ def _call(
     if not group:
         return program(accelerator, rank, world_size, store, *arguments)
     init_process_group(accelerator, rank=rank, world_size=world_size, store=store, timeout=GROUP_TIMEOUT)
+    # A rank that is done early closes its connections, which would fail another's that still makes them.
+    store.set(f"connected-{rank}", "")
+    store.wait([f"connected-{other}" for other in range(world_size)], GROUP_TIMEOUT)
     try:
         return program(accelerator, rank, world_size, *arguments)
     finally:
