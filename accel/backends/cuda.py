@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping
 from typing import ClassVar
 
@@ -86,26 +87,8 @@ class RocmAccelerator(CudaAccelerator):
 
     visible_devices_env = "HIP_VISIBLE_DEVICES"
     ray_noset_env = "RAY_EXPERIMENTAL_NOSET_HIP_VISIBLE_DEVICES"
-    capabilities = Capabilities(
-        streams=True,
-        events=True,
-        bf16=True,
-        fp16=True,
-        amp=True,
-        deterministic=True,
-        pinned_memory=True,
-        memory_stats=True,
-        memory_snapshot=True,
-        oom_observer=True,
-        memory_saver=True,
-        ipc=True,
-        process_group_reload=True,
-        process_group_device_id=True,
-        uneven_all_gather=True,
-        expandable_segments=True,
-        safetensors_device=True,
-        flash_attention=True,
-        triton=True,
+    capabilities = dataclasses.replace(
+        CudaAccelerator.capabilities, init_on_device=False, grouped_gemm=False, deep_ep=False
     )
     same_masks = ("CUDA_VISIBLE_DEVICES",)
     stand_in_mask = "CUDA_VISIBLE_DEVICES"
