@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from rollout.config import EvalConfig, RolloutConfig
 from samples.config import TRAINING_FLAGS, DataConfig, PromptFlags
 from samples.errors import InputError
+
+_MOST_FACTOR = 2**20  # of a stretched context; far above any published model's
 
 
 @dataclass(frozen=True)
@@ -40,18 +43,31 @@ def evaluation_flags(evaluation: EvalConfig) -> PromptFlags:
 
 def _context_len(model_dir: Path, rollout: RolloutConfig) -> int:
     config_file = model_dir / "config.json"
-    model_len = json.loads(config_file.read_text(encoding="utf-8")).get("max_position_embeddings")
+    described = json.loads(config_file.read_text(encoding="utf-8"))
+    model_len = described.get("max_position_embeddings")
     if model_len is not None and (type(model_len) is not int or model_len < 1):
         raise InputError(f"{config_file}: max_position_embeddings={model_len!r} is not a number of tokens above 0")
     context = rollout.rollout_max_context_len or model_len
     if context is None:
         raise InputError(f"{config_file} has no max_position_embeddings: give --rollout-max-context-len")
-    if model_len is not None and context > model_len:
+    longest = None if model_len is None else max(model_len, _scaled_len(described))
+    if longest is not None and context > longest:
         raise InputError(
             f"--rollout-max-context-len {context} is more than the model's max_position_embeddings {model_len}: "
-            f"use at most {model_len}"
+            f"use at most {longest}"
         )
     return int(context)
+
+
+def _scaled_len(described: dict[str, Any]) -> int:
+    """What yarn stretches a model's context to, which publishers often leave out of max_position_embeddings; else 0."""
+    rope = described.get("rope_parameters") or described.get("rope_scaling")
+    if not isinstance(rope, dict) or "yarn" not in (rope.get("rope_type"), rope.get("type")):
+        return 0
+    factor, length = rope.get("factor"), rope.get("original_max_position_embeddings")
+    if not isinstance(factor, int | float) or not isinstance(length, int) or not 1 <= factor <= _MOST_FACTOR:
+        return 0
+    return int(factor * length)
 
 
 def _limits(context: int, response_len: int, prompt_len: int | None, flags: PromptFlags) -> ContextLimits:

@@ -1,7 +1,7 @@
 """Megatron's TransformerEngine layers, by name and shape: the weight table loads and exports them as it does others.
 
 TransformerEngine is not there. Its modules' parameters are stood in for; which module a layer has where is Megatron's
-own ``get_gpt_layer_with_transformer_engine_spec``.
+own ``get_gpt_layer_with_transformer_engine_spec``, with what every family changes in it (twelve of twelve).
 """
 
 from types import SimpleNamespace
@@ -10,20 +10,20 @@ import pytest
 import torch
 from torch import nn
 
-from tests.train.model_cases import Loaded, load, on_disk, save_tiny
+from tests.train.model_cases import KINDS, Loaded, load, on_disk, save_tiny
 from train.config.run import RunConfig
 from train.megatron.layout import padded_vocab_size
 from train.megatron.model import load_hf_config, transformer_config
 from train.megatron.models import family_of
-from train.megatron.models.decoder import block_spec
+from train.megatron.models.decoder import block_spec, megatron_layer
 from train.megatron.weights.engine_names import table_name
 from train.megatron.weights.exporting import iter_hf_weights
 from train.megatron.weights.loading import load_hf_weights
 
 pytestmark = pytest.mark.usefixtures("one_rank")
 
-# Families of Megatron's own layers, whose spec is chosen by these arguments and nothing else.
-FAMILIES = ["llama", "qwen2", "qwen3", "qwen2_moe", "qwen3_moe", "glm4_moe", "glm4_moe_lite", "deepseek_v3"]
+# Families whose layers Megatron's own spec describes; all have one besides that keeps what is particular to them.
+OF_MEGATRON = ["llama", "qwen2", "qwen3", "qwen2_moe", "qwen3_moe", "glm4_moe", "glm4_moe_lite", "deepseek_v3"]
 
 
 class Linear(nn.Module):
@@ -47,10 +47,12 @@ class LayerNormLinear(Linear):
 class GroupedLinear(nn.Module):
     """Parameters of te.pytorch.GroupedLinear."""
 
-    def __init__(self, num_gemms, input_size, output_size, **_):
+    def __init__(self, num_gemms, input_size, output_size, *, bias=False, **_):
         super().__init__()
         for i in range(num_gemms):
             self.register_parameter(f"weight{i}", nn.Parameter(torch.empty(output_size, input_size)))
+            if bias:
+                self.register_parameter(f"bias{i}", nn.Parameter(torch.empty(output_size)))
 
 
 class Norm(nn.Module):
@@ -87,7 +89,7 @@ def provider():
     )
 
 
-def engine_model(hf_config, monkeypatch):
+def engine_model(hf_config, monkeypatch, *, of_megatron):
     from megatron.core.models.gpt import GPTModel, gpt_layer_specs
     from megatron.core.transformer import multi_latent_attention
 
@@ -95,35 +97,33 @@ def engine_model(hf_config, monkeypatch):
     monkeypatch.setattr(gpt_layer_specs, "TESpecProvider", provider, raising=False)
     family = family_of(hf_config)
     config = transformer_config(hf_config, RunConfig())
+    config.transformer_impl = "transformer_engine"
     config.moe_grouped_gemm = config.num_moe_experts is not None
     mixture = {weight.layer for weight in family.weights.place(hf_config).values() if ".experts." in weight.megatron}
 
     def layer(i):
-        return gpt_layer_specs.get_gpt_layer_with_transformer_engine_spec(
-            num_experts=config.num_moe_experts if i in mixture else None,
-            moe_grouped_gemm=True,
-            qk_layernorm=config.qk_layernorm,
-            multi_latent_attention=config.multi_latent_attention,
-        )
+        experts = config.num_moe_experts if i in mixture else None
+        return megatron_layer(config, experts, latent=config.multi_latent_attention)
 
-    spec = block_spec(config, layer)
-    spec.layer_norm = Norm
     return GPTModel(
         config=config,
-        transformer_layer_spec=spec,
+        transformer_layer_spec=block_spec(config, layer) if of_megatron else family.layer_spec(config, hf_config),
         vocab_size=padded_vocab_size(hf_config, 1),
         **family.gpt_model(hf_config),
     )
 
 
-@pytest.mark.parametrize("model_type", FAMILIES)
-def test_layers_of_transformer_engine_hold_the_same_tensors(tmp_path, monkeypatch, model_type):
+CASES = [(kind, False) for kind in KINDS] + [(family, True) for family in OF_MEGATRON]
+
+
+@pytest.mark.parametrize(("model_type", "of_megatron"), CASES)
+def test_layers_of_transformer_engine_hold_the_same_tensors(tmp_path, monkeypatch, model_type, of_megatron):
     reference = on_disk(save_tiny(tmp_path, model_type))
     local = {name: tuple(p.shape) for name, p in load(tmp_path).model.named_parameters()}
     hf_config = load_hf_config(tmp_path)
-    loaded = Loaded(engine_model(hf_config, monkeypatch), family_of(hf_config), hf_config)
+    loaded = Loaded(engine_model(hf_config, monkeypatch, of_megatron=of_megatron), family_of(hf_config), hf_config)
     named = dict(loaded.model.named_parameters())
-    assert any(name.endswith("layer_norm_weight") for name in named)
+    assert any(name.endswith("layer_norm_weight") or ".experts.linear_fc1.weight0" in name for name in named)
     assert {table_name(name): tuple(parameter.shape) for name, parameter in named.items()} == local
     with torch.no_grad():
         for parameter in named.values():

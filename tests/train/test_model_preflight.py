@@ -267,3 +267,17 @@ def test_code_of_a_model_that_lacks_its_class_is_one_clear_error(
 def test_stop_tokens_beyond_the_vocabulary_are_refused(model_dir: Path) -> None:
     with pytest.raises(InputError, match=r"--rollout-stop-token-ids 14: .*vocab_size=14"):
         check_served_model(for_model(model_dir, rollout_stop_token_ids=(1, 14)), "torch", model_dir)
+
+
+@pytest.mark.parametrize(("field", "kind"), [("rope_parameters", "rope_type"), ("rope_scaling", "type")])
+def test_a_context_that_yarn_stretches_may_be_asked_for(tmp_path: Path, field: str, kind: str) -> None:
+    rope = {kind: "yarn", "factor": 4.0, "original_max_position_embeddings": 100}
+    (tmp_path / "config.json").write_text(json.dumps({"max_position_embeddings": 128, field: rope}))
+
+    def limits(length: int) -> int:
+        config = RunConfig.model_validate({"rollout": {"rollout_max_context_len": length}})
+        return context_limits(tmp_path, config.rollout, config.data).max_context_len
+
+    assert limits(400) == 400
+    with pytest.raises(InputError, match="use at most 400"):
+        limits(401)

@@ -12,6 +12,7 @@ from train.config.sections import ParallelConfig
 from train.megatron.layout import check_layout, padded_vocab_size
 from train.megatron.model import load_hf_config
 from train.megatron.models import FAMILIES, family_of
+from train.megatron.models.rope import rotary_scale
 
 YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 32}
 
@@ -28,7 +29,11 @@ def test_family_is_found_by_model_type(model_type):
         ("llama", "mlp_bias", True),
         ("llama", "hidden_act", "gelu"),
         ("llama", "attention_dropout", 0.1),
-        ("llama", "rope_parameters", YARN),
+        ("llama", "rope_parameters", YARN | {"attention_factor": 0.0}),
+        ("llama", "rope_parameters", YARN | {"original_max_position_embeddings": -16}),
+        ("qwen3", "rope_parameters", YARN | {"factor": None}),
+        ("qwen3", "rope_parameters", YARN | {"factor": 0.5}),
+        ("qwen3", "rope_parameters", YARN | {"beta_fast": float("nan")}),
         ("qwen2", "rope_parameters", {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}),
         ("qwen3", "rope_parameters", {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}),
         ("qwen3", "attention_bias", True),
@@ -140,6 +145,7 @@ def test_a_field_of_a_newer_transformers_is_refused_unless_at_its_default():
         ({}, "model_type None"),
         ([1], "holds a list"),
         ({"model_type": "llama", "hidden_size": "wide"}, "cannot read"),
+        ({"model_type": "llama", "rope_parameters": YARN | {"original_max_position_embeddings": 0}}, "cannot read"),
     ],
 )
 def test_config_file_that_cannot_be_used_is_one_clear_error(tmp_path, raw, message):
@@ -170,6 +176,8 @@ def test_quantised_and_non_causal_checkpoints_are_refused():
         {"rope_type": "linear", "rope_theta": 1e4, "factor": 4.0},
         LLAMA3_ROPE,
         LLAMA3_ROPE | {"low_freq_factor": 2.0, "high_freq_factor": 16.0, "factor": 32.0},
+        YARN,
+        YARN | {"beta_fast": 8, "beta_slow": 2, "truncate": False, "rope_theta": 1e6},
     ],
 )
 def test_rotary_frequencies_equal_transformers_bit_for_bit(rope):
@@ -181,7 +189,7 @@ def test_rotary_frequencies_equal_transformers_bit_for_bit(rope):
         expected = LlamaRotaryEmbedding(config).inv_freq
     else:
         expected, scaling = ROPE_INIT_FUNCTIONS[rope["rope_type"]](config, torch.device("cpu"))
-        assert scaling == 1.0
+        assert scaling == rotary_scale(config)
     assert torch.equal(ours, expected)
 
 

@@ -1,10 +1,12 @@
 """A model in Megatron computes what transformers computes: logits, gradients, packed sequences, padded vocabulary."""
 
+from itertools import accumulate
+
 import pytest
 import torch
 from torch.testing import assert_close
 
-from tests.train.model_cases import EVERY_MODEL, KINDS, load, on_disk, save_tiny
+from tests.train.model_cases import EVERY_MODEL, KINDS, load, on_disk, save_tiny, tiny_model
 from train.config.run import RunConfig
 from train.config.sections import ModelConfig
 from train.megatron.activation import SwiGLU
@@ -46,21 +48,61 @@ def test_logits_and_gradients_equal_transformers(tmp_path, model_type, tied):
         assert_close(ours[name], gradient, rtol=1e-4, atol=2e-5, msg=lambda m, name=name: f"{name}: {m}")
 
 
+QWEN_YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 16}
+SCALED = [
+    ("llama", QWEN_YARN),
+    ("llama", QWEN_YARN | {"attention_factor": 0.7, "beta_fast": 8, "beta_slow": 2, "truncate": False}),
+    ("qwen2", QWEN_YARN),
+    ("qwen2_moe", QWEN_YARN),
+    ("qwen3", QWEN_YARN),
+    ("qwen3_moe", QWEN_YARN | {"mscale": 1.2, "mscale_all_dim": 0.5}),
+    ("glm4", QWEN_YARN | {"partial_rotary_factor": 0.5}),
+    ("glm4_moe", QWEN_YARN | {"partial_rotary_factor": 0.5}),
+    ("minimax_m2", QWEN_YARN | {"partial_rotary_factor": 0.5}),
+    ("minimax_m2", {"rope_type": "linear", "rope_theta": 1e4, "factor": 3.0, "partial_rotary_factor": 0.5}),
+]
+
+
+@pytest.mark.parametrize(("model_type", "rope"), SCALED)
+def test_contexts_beyond_the_length_of_pretraining_give_the_logits_of_transformers(tmp_path, model_type, rope):
+    reference = save_tiny(tmp_path, model_type, rope_parameters=dict(rope))
+    loaded = load(tmp_path)
+    tokens = some_tokens(2, 100)  # of which the pretrained model saw 16 at once
+    with torch.no_grad():
+        expected = reference(tokens).logits
+        assert relative_difference(loaded.model(tokens, None, None), expected) <= 1e-5
+        unscaled = tiny_model(model_type, rope_parameters=dict(rope) | {"rope_type": "default"})
+        assert relative_difference(unscaled(tokens).logits, expected) > 1e-2
+
+
+@pytest.mark.parametrize("model_type", ["qwen3", "glm4_moe"])
+def test_a_scaled_rotary_embedding_is_the_same_for_packed_sequences(tmp_path, model_type):
+    partial = {"partial_rotary_factor": 0.5} if model_type == "glm4_moe" else {}
+    save_tiny(tmp_path, model_type, rope_parameters=QWEN_YARN | partial)
+    packed, alone = packed_and_alone(load(tmp_path).model, (5, 40, 1))
+    assert_close(packed, alone, rtol=0, atol=1e-5)
+
+
 @pytest.mark.parametrize("model_type", KINDS)
 def test_packed_sequences_give_the_logits_of_each_alone(tmp_path, model_type):
+    save_tiny(tmp_path, model_type)
+    packed, alone = packed_and_alone(load(tmp_path).model, (5, 17, 1))
+    assert_close(packed, alone, rtol=0, atol=1e-5)
+
+
+@torch.no_grad()
+def packed_and_alone(model, lengths):
+    """Logits of sequences in one packed batch, and of each by itself."""
     from megatron.core.packed_seq_params import PackedSeqParams
 
-    save_tiny(tmp_path, model_type)
-    model = load(tmp_path).model
-    sequences = [some_tokens(1, length) for length in (5, 17, 1)]
-    bounds = torch.tensor([0, 5, 22, 23], dtype=torch.int32)
+    sequences = [some_tokens(1, length) for length in lengths]
+    bounds = torch.tensor([0, *accumulate(lengths)], dtype=torch.int32)
     packing = PackedSeqParams(
-        qkv_format="thd", cu_seqlens_q=bounds, cu_seqlens_kv=bounds, max_seqlen_q=17, max_seqlen_kv=17
-    )
-    with torch.no_grad():
-        packed = model(torch.cat(sequences, dim=1), None, None, packed_seq_params=packing)
-        alone = torch.cat([model(sequence, None, None) for sequence in sequences], dim=1)
-    assert_close(packed, alone, rtol=0, atol=1e-5)
+        qkv_format="thd", cu_seqlens_q=bounds, cu_seqlens_kv=bounds, max_seqlen_q=max(lengths),
+        max_seqlen_kv=max(lengths),
+    )  # fmt: skip
+    packed = model(torch.cat(sequences, dim=1), None, None, packed_seq_params=packing)
+    return packed, torch.cat([model(sequence, None, None) for sequence in sequences], dim=1)
 
 
 def test_right_padding_changes_no_real_token(tmp_path):

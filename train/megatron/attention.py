@@ -17,6 +17,7 @@ class CausalAttention(torch.nn.Module):
 
     window: how many tokens, its own among them, a token sees; None: all before it. sinks: each head has a learned
     logit in its softmax that takes weight from the tokens and gives nothing (``softmax_offset``, as Megatron names it).
+    turned_scale: (n, factor) by which the product of the first n elements of query and key counts more.
     """
 
     def __init__(
@@ -25,6 +26,7 @@ class CausalAttention(torch.nn.Module):
         softmax_scale: float | None = None,
         window: int | None = None,
         sinks: bool = False,
+        turned_scale: tuple[int, float] | None = None,
         **_: Any,
     ) -> None:
         super().__init__()
@@ -32,6 +34,7 @@ class CausalAttention(torch.nn.Module):
             raise ValueError("CausalAttention sees whole sequences only: context_parallel_size must be 1")
         self.scale = softmax_scale
         self.window = window
+        self.turned_scale = turned_scale
         self.softmax_offset: torch.nn.Parameter | None = None
         if sinks:
             self.softmax_offset = torch.nn.Parameter(
@@ -68,6 +71,9 @@ class CausalAttention(torch.nn.Module):
 
     def _attend(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
         """[s, b, heads, d] in and out."""
+        if self.turned_scale is not None:
+            turned, factor = self.turned_scale
+            query = torch.cat((query[..., :turned] * factor, query[..., turned:]), dim=-1)
         grouped = query.shape[2] != key.shape[2]
         q, k, v = (x.permute(1, 2, 0, 3) for x in (query, key, value))
         mask = self._mask(q)

@@ -11,11 +11,11 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
 from megatron.core.transformer.multi_latent_attention import MLASelfAttention
 
 from train.megatron.activation import SwiGLU
 from train.megatron.attention import CausalAttention
+from train.megatron.models.decoder import megatron_layer, uses_engine
 from train.megatron.norm import RMSNorm
 
 
@@ -49,17 +49,23 @@ class LatentAttention(MLASelfAttention):
         )
 
 
-def latent_layer(experts: int | None) -> Any:
-    """The spec of a layer with latent attention, and with ``experts``, a mixture."""
-    layer = get_gpt_layer_local_spec(
-        num_experts=experts, qk_layernorm=True, multi_latent_attention=True, normalization="RMSNorm"
-    )
-    layer.submodules.input_layernorm = layer.submodules.pre_mlp_layernorm = RMSNorm
+def latent_layer(config: Any, experts: int | None) -> Any:
+    """The spec of a layer with latent attention, and with ``experts``, a mixture.
+
+    TransformerEngine's linear layers could bring the norms of the compressed states, but not at their own epsilon.
+    """
+    layer = megatron_layer(config, experts, latent=True)
+    layer.submodules.input_layernorm = RMSNorm
+    attention = layer.submodules.self_attention.submodules
+    if uses_engine(config):
+        attention.linear_q_up_proj = attention.linear_kv_up_proj = attention.linear_q_proj
+    else:
+        layer.submodules.self_attention.module = LatentAttention
+    if experts or not uses_engine(config):
+        layer.submodules.pre_mlp_layernorm = RMSNorm
     mlp = layer.submodules.mlp.submodules
     for part in (mlp.experts, mlp.shared_experts) if experts else (layer.submodules.mlp,):
         part.submodules.activation_func = SwiGLU
-    layer.submodules.self_attention.module = LatentAttention
-    attention = layer.submodules.self_attention.submodules
     attention.core_attention = CausalAttention
     attention.q_layernorm = attention.kv_layernorm = LatentNorm
     return layer

@@ -55,7 +55,16 @@ def load_hf_config(directory: str | Path, trust_remote_code: bool = False, sourc
 
     try:
         return load_config(directory, trust_remote_code)
-    except (StrictDataclassError, ValueError, TypeError, LookupError, OSError, AttributeError, ImportError) as error:
+    except (
+        StrictDataclassError,
+        ValueError,
+        TypeError,
+        LookupError,
+        ArithmeticError,
+        OSError,
+        AttributeError,
+        ImportError,
+    ) as error:
         reason = " ".join(str(error).split())
         raise InputError(f"{source}: transformers cannot read {directory}/config.json: {reason}") from error
 
@@ -75,6 +84,7 @@ def transformer_config(hf_config: Any, config: RunConfig) -> TransformerConfig:
         "expert_model_parallel_size": parallel.expert_model_parallel_size,
         "expert_tensor_parallel_size": 1,  # as join_ranks makes the groups
         "sequence_parallel": parallel.sequence_parallel,
+        "transformer_impl": "local",
         "params_dtype": dtype,
         "pipeline_dtype": dtype,
         "bf16": config.model.bf16,

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
 from train.megatron.models.heads import head_dim
+from train.megatron.models.rope import rotary_dim, rotary_scale
 from train.megatron.weights.table import COLUMN, ROW, LayerChoice, WeightEntry
 from train.megatron.weights.transforms import MERGE_GATE_UP, MERGE_QKV
 
@@ -133,7 +135,28 @@ def decoder_config(hf_config: Any) -> dict[str, Any]:
         "qk_layernorm": False,
         "hidden_dropout": 0.0,
         "attention_dropout": 0.0,
+        "softmax_scale": _softmax_scale(hf_config),
     }
+
+
+def _softmax_scale(hf_config: Any) -> float | None:
+    """Queries and keys that a scaled rotary embedding turns as a whole are scaled here; None: 1 / sqrt(head_dim)."""
+    scale = rotary_scale(hf_config)
+    if scale == 1.0 or rotary_dim(hf_config) < head_dim(hf_config):
+        return None
+    return scale**2 / math.sqrt(head_dim(hf_config))
+
+
+def core_attention(hf_config: Any, **params: Any) -> Any:
+    """Our attention for a layer spec; a rotary embedding that is partial *and* scaled is scaled in it."""
+    from megatron.core.transformer.spec_utils import ModuleSpec
+
+    from train.megatron.attention import CausalAttention
+
+    scale = rotary_scale(hf_config)
+    if scale != 1.0 and rotary_dim(hf_config) < head_dim(hf_config):
+        params["turned_scale"] = (rotary_dim(hf_config), scale**2)
+    return ModuleSpec(CausalAttention, params=params)
 
 
 def decoder_arguments(hf_config: Any) -> dict[str, Any]:
@@ -147,32 +170,54 @@ def decoder_arguments(hf_config: Any) -> dict[str, Any]:
     }
 
 
-def decoder_spec(transformer_config: Any, _hf_config: Any) -> Any:
+def decoder_spec(transformer_config: Any, hf_config: Any) -> Any:
     """Megatron's local layers with our norms and our core attention, for every layer of this pipeline stage."""
-    return block_spec(transformer_config, lambda _: layer_spec(transformer_config))
+    return block_spec(transformer_config, lambda _: layer_spec(transformer_config, hf_config))
 
 
-def layer_spec(transformer_config: Any, *, experts: int | None = None) -> Any:
-    """One of Megatron's local layers with our norms, activation and core attention; with ``experts``, a mixture."""
-    from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
+def layer_spec(transformer_config: Any, hf_config: Any, *, experts: int | None = None) -> Any:
+    """One of Megatron's layers with our norms, activation and core attention; with ``experts``, a mixture.
+
+    Local, or where ``transformer_impl`` says so, of TransformerEngine's linear layers, which have norms inside.
+    """
     from megatron.core.transformer.identity_op import IdentityOp
 
     from train.megatron.activation import SwiGLU
-    from train.megatron.attention import CausalAttention
     from train.megatron.norm import RMSNorm
 
-    layer = get_gpt_layer_local_spec(
-        num_experts=experts, qk_layernorm=transformer_config.qk_layernorm, normalization="RMSNorm"
-    )
-    layer.submodules.input_layernorm = RMSNorm
-    layer.submodules.pre_mlp_layernorm = RMSNorm
+    layer = megatron_layer(transformer_config, experts)
+    if not uses_engine(transformer_config):
+        layer.submodules.input_layernorm = layer.submodules.pre_mlp_layernorm = RMSNorm
+    elif experts:
+        layer.submodules.pre_mlp_layernorm = RMSNorm  # the router is no linear layer of TransformerEngine's
     mlp = layer.submodules.mlp.submodules
     for part in (mlp.experts, mlp.shared_experts) if experts else (layer.submodules.mlp,):
         part.submodules.activation_func = SwiGLU
     attention = layer.submodules.self_attention.submodules
-    attention.core_attention = CausalAttention
+    attention.core_attention = core_attention(hf_config)
     attention.q_layernorm = attention.k_layernorm = RMSNorm if transformer_config.qk_layernorm else IdentityOp
     return layer
+
+
+def uses_engine(transformer_config: Any) -> bool:
+    """Whether layers are made of TransformerEngine's modules."""
+    return bool(transformer_config.transformer_impl == "transformer_engine")
+
+
+def megatron_layer(transformer_config: Any, experts: int | None, *, latent: bool = False) -> Any:
+    """Megatron's own spec of a layer, local or of TransformerEngine's modules."""
+    from megatron.core.models.gpt import gpt_layer_specs
+
+    shared = {
+        "num_experts": experts,
+        "qk_layernorm": transformer_config.qk_layernorm,
+        "multi_latent_attention": latent,
+    }
+    if uses_engine(transformer_config):
+        return gpt_layer_specs.get_gpt_layer_with_transformer_engine_spec(
+            **shared, moe_grouped_gemm=transformer_config.moe_grouped_gemm
+        )
+    return gpt_layer_specs.get_gpt_layer_local_spec(**shared, normalization="RMSNorm")
 
 
 def block_spec(transformer_config: Any, layer: Callable[[int], Any]) -> Any:

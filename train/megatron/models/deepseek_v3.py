@@ -101,7 +101,7 @@ def latent_spec(is_mixture: LayerChoice) -> Any:
         from train.megatron.latent_attention import latent_layer
 
         def layer(i: int) -> Any:
-            return latent_layer(config.num_moe_experts if is_mixture(hf_config, i) else None)
+            return latent_layer(config, config.num_moe_experts if is_mixture(hf_config, i) else None)
 
         return block_spec(config, layer)
 

@@ -17,6 +17,7 @@ from train.megatron.models.decoder import (
     HEAD,
     SLIDING,
     block_spec,
+    core_attention,
     layer_spec,
     qk_norm,
     unsupported_kinds,
@@ -141,7 +142,6 @@ def spec(config: Any, hf_config: Any) -> Any:
     from megatron.core.transformer.spec_utils import ModuleSpec
 
     from train.megatron.activation import GeGLU
-    from train.megatron.attention import CausalAttention
     from train.megatron.gemma import DenseBesideExperts, GemmaAttention, GemmaExperts, GemmaResidual, GemmaRouter
     from train.megatron.norm import PostNorm
 
@@ -149,7 +149,7 @@ def spec(config: Any, hf_config: Any) -> Any:
 
     def layer(i: int) -> Any:
         kind = hf_config.layer_types[i]
-        built = layer_spec(config)
+        built = layer_spec(config, hf_config)
         parts = built.submodules
         dim, groups = head_sizes(hf_config, i)
         parts.self_attention.module = GemmaAttention
@@ -159,17 +159,19 @@ def spec(config: Any, hf_config: Any) -> Any:
             "value_is_key": value_is_key(hf_config, i),
             "angles": angles[kind],
         }
-        parts.self_attention.submodules.core_attention = ModuleSpec(
-            CausalAttention, params={"window": hf_config.sliding_window if kind == SLIDING else None}
+        parts.self_attention.submodules.core_attention = core_attention(
+            hf_config, window=hf_config.sliding_window if kind == SLIDING else None
         )
         parts.self_attn_bda = ModuleSpec(PostNorm, params={"config": config})
         parts.mlp_bda = ModuleSpec(GemmaResidual, params={"config": config})
         parts.mlp.submodules.activation_func = GeGLU
         if config.num_moe_experts:
-            mixture = layer_spec(config, experts=config.num_moe_experts).submodules.mlp
+            mixture = layer_spec(config, hf_config, experts=config.num_moe_experts).submodules.mlp
             mixture.module = GemmaExperts
             mixture.submodules.router = GemmaRouter
             mixture.submodules.experts.submodules.activation_func = GeGLU
+            # its norm stands apart, so this is a linear layer without one, as the shared experts' is
+            parts.mlp.submodules.linear_fc1 = mixture.submodules.shared_experts.submodules.linear_fc1
             parts.pre_mlp_layernorm = IdentityOp
             parts.mlp = ModuleSpec(DenseBesideExperts, submodules=(parts.mlp, mixture))
         return built

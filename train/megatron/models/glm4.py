@@ -43,13 +43,13 @@ def transformer_config(hf_config: Any) -> dict[str, Any]:
     }
 
 
-def spec(config: Any, _hf_config: Any) -> Any:
+def spec(config: Any, hf_config: Any) -> Any:
     from megatron.core.transformer.spec_utils import ModuleSpec
 
     from train.megatron.norm import PostNorm
 
     def layer(_: int) -> Any:
-        built = layer_spec(config)
+        built = layer_spec(config, hf_config)
         built.submodules.self_attn_bda = built.submodules.mlp_bda = ModuleSpec(PostNorm, params={"config": config})
         return built
 

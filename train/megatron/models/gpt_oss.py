@@ -5,7 +5,6 @@ Checkpoints stack the experts of a layer in one tensor, transposed, with gate an
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 from train.megatron.models.decoder import (
@@ -17,18 +16,20 @@ from train.megatron.models.decoder import (
     QKV_BIAS,
     USED_FIELDS,
     block_spec,
+    core_attention,
     decoder_arguments,
     decoder_config,
     layer_spec,
     tensor_shapes,
     unsupported_kinds,
     unsupported_window,
+    uses_engine,
 )
 from train.megatron.models.family import ModelFamily
 from train.megatron.models.fields import WITHOUT_EFFECT, ConfigFields
-from train.megatron.models.heads import head_dim, head_geometry
+from train.megatron.models.heads import head_geometry
 from train.megatron.models.mixture import WITHOUT_EFFECT_OF_ROUTER, check_choice, mixture_config
-from train.megatron.models.rope import inverse_frequencies, unsupported_rope, unsupported_yarn, yarn_scale
+from train.megatron.models.rope import inverse_frequencies, unsupported_rope
 from train.megatron.weights.table import COLUMN, WeightEntry, WeightTable
 from train.megatron.weights.transforms import IDENTITY, TRANSPOSE, TRANSPOSE_GATE_UP
 
@@ -55,18 +56,13 @@ def transformer_config(hf_config: Any) -> dict[str, Any]:
         width=hf_config.intermediate_size,
         per_token=hf_config.num_experts_per_tok,
     )
-    # Cosine and sine scaled by yarn scale queries and keys alike, and so the logits by the square.
-    rope = hf_config.rope_parameters
-    scale = yarn_scale(rope) if rope.get("rope_type") == "yarn" else 1.0
-    softmax_scale = scale**2 / math.sqrt(head_dim(hf_config))
-    return decoder_config(hf_config) | mixture | {"add_bias_linear": True, "softmax_scale": softmax_scale}
+    return decoder_config(hf_config) | mixture | {"add_bias_linear": True}
 
 
 def spec(config: Any, hf_config: Any) -> Any:
     from megatron.core.transformer.spec_utils import ModuleSpec
 
     from train.megatron.activation import ClampedSwiGLU
-    from train.megatron.attention import CausalAttention
     from train.megatron.expert_bias import BiasedExpertLinear
 
     activation = ModuleSpec(
@@ -74,13 +70,13 @@ def spec(config: Any, hf_config: Any) -> Any:
     )
 
     def layer(i: int) -> Any:
-        built = layer_spec(config, experts=config.num_moe_experts)
+        built = layer_spec(config, hf_config, experts=config.num_moe_experts)
         experts = built.submodules.mlp.submodules.experts.submodules
-        experts.activation_func, experts.linear_fc2 = activation, BiasedExpertLinear
+        experts.activation_func = activation
+        if not uses_engine(config):
+            experts.linear_fc2 = BiasedExpertLinear
         window = hf_config.sliding_window if hf_config.layer_types[i] == "sliding_attention" else None
-        built.submodules.self_attention.submodules.core_attention = ModuleSpec(
-            CausalAttention, params={"window": window, "sinks": True}
-        )
+        built.submodules.self_attention.submodules.core_attention = core_attention(hf_config, window=window, sinks=True)
         return built
 
     return block_spec(config, layer)
@@ -98,12 +94,6 @@ def shapes(hf_config: Any) -> dict[str, tuple[int, ...]]:
         _H + "mlp.experts.down_proj": (experts, width, hidden),
         _H + "mlp.experts.down_proj_bias": (experts, hidden),
     }
-
-
-def _unsupported_rope(parameters: Any) -> str | None:
-    if (parameters or {}).get("rope_type") == "yarn":
-        return unsupported_yarn(parameters)
-    return unsupported_rope(parameters)
 
 
 def _unsupported(hf_config: Any) -> str | None:
@@ -127,7 +117,7 @@ FAMILY = ModelFamily(
             "sliding_window",
         },
         accepts={"hidden_act": ("silu", "swish"), "attention_dropout": (0.0, None), "attention_bias": (True,)},
-        checks={"rope_parameters": _unsupported_rope, "layer_types": unsupported_kinds},
+        checks={"rope_parameters": unsupported_rope, "layer_types": unsupported_kinds},
         without_effect=WITHOUT_EFFECT | WITHOUT_EFFECT_OF_ROUTER,
         together=_unsupported,
     ),

@@ -55,11 +55,11 @@ def transformer_config(hf_config: Any) -> dict[str, Any]:
     return decoder_config(hf_config) | mixture | sigmoid_router_config()
 
 
-def spec(config: Any, _hf_config: Any) -> Any:
+def spec(config: Any, hf_config: Any) -> Any:
     from train.megatron.norm import KeyHeadsNorm, QueryHeadsNorm
 
     def layer(_: int) -> Any:
-        built = layer_spec(config, experts=config.num_moe_experts)
+        built = layer_spec(config, hf_config, experts=config.num_moe_experts)
         attention = built.submodules.self_attention.submodules
         attention.q_layernorm, attention.k_layernorm = QueryHeadsNorm, KeyHeadsNorm
         return built

@@ -181,7 +181,7 @@ def mixture_spec(is_mixture: LayerChoice) -> Callable[[Any, Any], Any]:
     def spec(transformer_config: Any, hf_config: Any) -> Any:
         def layer(i: int) -> Any:
             experts = transformer_config.num_moe_experts if is_mixture(hf_config, i) else None
-            return layer_spec(transformer_config, experts=experts)
+            return layer_spec(transformer_config, hf_config, experts=experts)
 
         return block_spec(transformer_config, layer)
 

@@ -10,10 +10,11 @@ import torch
 from train.megatron.models.heads import head_dim
 
 _LLAMA3 = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
-SUPPORTED_ROPE = {"default": (), "linear": ("factor",), "llama3": _LLAMA3}  # and the numbers that each goes by
+_YARN = ("factor", "original_max_position_embeddings")
+# What is implemented, and the numbers that each goes by.
+SUPPORTED_ROPE = {"default": (), "linear": ("factor",), "llama3": _LLAMA3, "yarn": _YARN}
 _MOST = 1e18
 _YARN_OPTIONAL = ("beta_fast", "beta_slow", "mscale", "mscale_all_dim", "attention_factor")
-_YARN = ("factor", "original_max_position_embeddings")
 
 
 def unsupported_rope(parameters: Any) -> str | None:
@@ -25,47 +26,53 @@ def unsupported_rope(parameters: Any) -> str | None:
 
 def unsupported_partial_rope(parameters: Any) -> str | None:
     """Why these ``rope_parameters`` cannot be used, or None."""
-    kind = (parameters or {}).get("rope_type", "default")
+    parameters = parameters or {}
+    kind = parameters.get("rope_type", "default")
     if not isinstance(kind, str) or kind not in SUPPORTED_ROPE:
         return f"rope_type {kind!r} is not implemented, of {', '.join(SUPPORTED_ROPE)}"
-    turned = (parameters or {}).get("partial_rotary_factor", 1.0)
-    if not isinstance(turned, int | float) or isinstance(turned, bool) or not 0 < turned <= 1:
+    turned = parameters.get("partial_rotary_factor", 1.0)
+    if not _positive(turned) or turned > 1:
         return f"partial_rotary_factor has to be a number above 0 and at most 1, not {turned!r}"
     for name in ("rope_theta", *SUPPORTED_ROPE[kind]):
-        value = (parameters or {}).get(name)
-        if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value <= _MOST:
-            return f"{name} has to be a number above 0, not {value!r}"
+        if not _positive(parameters.get(name)):
+            return f"{name} has to be a number above 0, not {parameters.get(name)!r}"
     if kind == "llama3" and not parameters["low_freq_factor"] < parameters["high_freq_factor"]:
         return "low_freq_factor has to be less than high_freq_factor"
+    return _unsupported_yarn(parameters) if kind == "yarn" else None
+
+
+def _positive(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value <= _MOST
+
+
+def _unsupported_yarn(parameters: dict[str, Any]) -> str | None:
+    for name in _YARN_OPTIONAL:
+        value = parameters.get(name)
+        if value is not None and value != 0 and not _positive(value):
+            return f"{name} has to be a number, not {value!r}"
+    if parameters["factor"] < 1 or parameters["rope_theta"] <= 1:
+        return "yarn needs a factor of at least 1 and a rope_theta above 1"
+    if parameters.get("attention_factor") == 0:
+        return "attention_factor=0 would make all tokens alike"
     return None
 
 
 def unsupported_latent_rope(parameters: Any) -> str | None:
     """The same for latent attention, which published models scale by yarn."""
-    parameters = parameters or {}
-    if parameters.get("rope_type", "default") != "yarn":
-        if parameters.get("rope_type", "default") != "default":
-            return f"rope_type {parameters['rope_type']!r} is not implemented, of default, yarn"
-        return unsupported_rope(parameters)
-    if reason := unsupported_yarn(parameters):
+    kind = (parameters or {}).get("rope_type", "default")
+    if kind not in ("default", "yarn"):
+        return f"rope_type {kind!r} is not implemented, of default, yarn"
+    if reason := unsupported_rope(parameters):
         return reason
-    if yarn_scale(parameters) != 1.0:
+    if kind == "yarn" and yarn_scale(parameters) != 1.0:
         return "cosine and sine would be scaled (mscale is not mscale_all_dim), which latent attention does not do here"
     return None
 
 
-def unsupported_yarn(parameters: dict[str, Any]) -> str | None:
-    """Why these parameters of yarn cannot be used, or None."""
-    numbers = ("rope_theta", *_YARN, *(n for n in _YARN_OPTIONAL if parameters.get(n) is not None))
-    for name in numbers:
-        value = parameters.get(name)
-        if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value <= _MOST:
-            return f"{name} has to be a number, not {value!r}"
-    if parameters.get("partial_rotary_factor", 1.0) != 1.0:
-        return "yarn of a partial rotary embedding (partial_rotary_factor) is not implemented"
-    if parameters["factor"] < 1 or parameters["rope_theta"] <= 1:
-        return "yarn needs a factor of at least 1 and a rope_theta above 1"
-    return None
+def rotary_scale(hf_config: Any) -> float:
+    """What scales the cosine and sine, and so the product of a turned query and key by its square."""
+    rope = hf_config.rope_parameters
+    return yarn_scale(rope) if rope.get("rope_type", "default") == "yarn" else 1.0
 
 
 def yarn_scale(parameters: dict[str, Any]) -> float:
@@ -91,7 +98,8 @@ def inverse_frequencies(hf_config: Any) -> torch.Tensor:
     """Angle per position of each turned pair of elements: float32 on the host, bit-equal to transformers'.
 
     ``linear`` divides all of them by ``factor``; ``llama3`` divides the long wavelengths and blends between two bounds
-    (Llama 3.1, section "Long context"; Megatron's own version of it has the bounds fixed).
+    (Llama 3.1, section "Long context"; Megatron's own version of it has the bounds fixed); ``yarn`` likewise, with a
+    ramp over the pairs (Qwen2.5 and Qwen3 beyond their 32,768 tokens).
     """
     rope = hf_config.rope_parameters
     dim = rotary_dim(hf_config)

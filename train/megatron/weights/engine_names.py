@@ -16,7 +16,7 @@ _NORMS = {
     "mlp.linear_fc1.layer_norm_weight": "pre_mlp_layernorm.weight",
 }
 _LAYER = re.compile(r"(decoder\.layers\.\d+\.)(.+)")
-_GROUPED_EXPERT = re.compile(r"(.*\bmlp\.experts\.)(linear_fc[12])\.(weight|bias)(\d+)")
+_GROUPED_EXPERT = re.compile(r"(.*\.experts\.)(linear_fc[12])\.(weight|bias)(\d+)")
 
 
 def table_name(name: str) -> str:
