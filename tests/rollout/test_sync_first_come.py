@@ -26,7 +26,7 @@ from samples import InputError, Sample, Status
 from samples.config import DataConfig
 from samples.custom_source import CustomDataSource
 from samples.sample import Group
-from tests.rollout.test_custom_functions import Counting as Numbers
+from tests.rollout.custom_cases import Counting as Numbers
 
 SIZE = 2
 
