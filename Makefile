@@ -47,9 +47,9 @@ test: $(VENV)/.dev ## the fast test suite, in parallel
 	@echo "== running the fast tests"
 	@$(BIN)/python -m pytest -n auto $(ARGS)
 
-test-slow: $(VENV)/.dev ## tests that start Ray or several processes
+test-slow: $(VENV)/.dev ## tests that start Ray or several processes, two files at a time
 	@echo "== running the slow tests"
-	@$(BIN)/python -m pytest -m "slow and not nightly and not sglang" --durations 10 $(ARGS)
+	@$(BIN)/python -m pytest -m "slow and not nightly and not sglang" -n 2 --dist loadfile --durations 10 $(ARGS)
 
 test-emulated: $(VENV)/.dev ## tests on the emulated MUSA device (needs g++; builds it on first use)
 	@$(BIN)/python -m pytest -m "emulated and not nightly" $(ARGS)
