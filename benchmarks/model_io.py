@@ -6,8 +6,9 @@ Both sides fill and write the same Megatron parameters, in bf16, from and to the
 TransformerEngine's layers only, so its side sees the parameters under TransformerEngine's names. Beside them the limit:
 a plain read of the file into memory that is there already, and a plain write of as many bytes. Files are in the page
 cache when they are read; every export ends with its bytes on the disk (fsync, which mbridge leaves out and is done for
-it here). Memory and bytes read are of a fresh process that builds the model and loads it; mapped pages of the files,
-which the kernel may take back at any time, are counted too.
+it here). ``accelrl export`` of the same directory is timed with one worker and with several. Memory and bytes read are
+of a fresh process that builds the model and loads it; mapped pages of the files, which the kernel may take back at any
+time, are counted too.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from accel import select_accelerator
 from benchmarks.harness import Spread, alternate, hand_back, in_process, parser, ratios, report, table
 from benchmarks.mbridge_side import MbridgeSide
 from train.config.run import RunConfig
+from train.exporting import Export, export_model
 from train.megatron.bootstrap import prepare_megatron
 from train.megatron.model import build_model, load_hf_config
 from train.megatron.models import family_of
@@ -69,6 +71,7 @@ SIZES: dict[str, dict[str, tuple[type, type, dict[str, Any]]]] = {
         ),
     },
 }  # fmt: skip
+WORKERS = (1, 2, 4)
 Timing = dict[str, float]
 
 
@@ -173,7 +176,29 @@ def measure(directory: Path, repeats: int, config: RunConfig) -> dict[str, Any]:
                 "accelrl / plain": ratios(seconds["accelrl"], seconds["plain"]),
             }
     fresh(target)
+    results["export"] = measure_export(directory, target, plain, repeats)
     return results
+
+
+def measure_export(directory: Path, target: Path, plain: PlainFile, repeats: int) -> dict[str, Any]:
+    """``accelrl export`` of the files as they are, by so many workers, against the plain write of their bytes."""
+
+    def export(workers: int) -> Timing:
+        fresh(target)
+        return timed(lambda: export_model(Export(directory, target, workers=workers)))
+
+    def write() -> Timing:
+        fresh(target)
+        return timed(lambda: plain.save(target))
+
+    sides = {str(workers): lambda _, workers=workers: export(workers) for workers in WORKERS}
+    runs = alternate(sides | {"plain": lambda _: write()}, repeats)
+    fresh(target)
+    seconds = {side: [timing["wall"] for timing in timings] for side, timings in runs.items()}
+    return {
+        "ms": {side: Spread.of([1000 * s for s in values]) for side, values in seconds.items()},
+        "export / plain": {str(n): ratios(seconds[str(n)], seconds["plain"]) for n in WORKERS},
+    }
 
 
 def weights_after(ours: OurSide, load: Callable[[], object]) -> dict[str, torch.Tensor]:
@@ -261,7 +286,7 @@ def main() -> None:
 
 
 def tables(results: dict[str, Any]) -> str:
-    rows, sizes = [], []
+    rows, sizes, exports = [], [], []
     for name, result in results.items():
         for what in ("load cpu", "load wall", "save cpu", "save wall"):
             part = result[what]
@@ -270,9 +295,17 @@ def tables(results: dict[str, Any]) -> str:
         held = result["memory"]
         megabytes = [f"{held[key] / 1e6:.1f}" for key in ("model", "layer", "own_peak", "mapped_peak", "peak")]
         sizes.append((name, *megabytes, f"{held['bytes_read'] / 1e6:.1f}", f"{held['file'] / 1e6:.1f}"))
+        part = result["export"]
+        for side in map(str, WORKERS):
+            exports.append((f"{name}, {side}", part["ms"][side].text(0), part["ms"]["plain"].text(0),
+                            part["export / plain"][side].text()))  # fmt: skip
     header = ("", "accelrl, ms", "mbridge, ms", "plain file, ms", "mbridge / accelrl", "accelrl / plain")
     columns = ("a load, MB", "model", "one layer", "peak, own", "peak, mapped", "peak, both", "read", "file")
-    return "\n\n".join([table("Model files", header, rows), table("Memory of a load", columns, sizes)])
+    by_workers = ("model, workers", "export, wall ms", "plain file, ms", "export / plain")
+    return "\n\n".join([
+        table("Model files", header, rows), table("accelrl export", by_workers, exports),
+        table("Memory of a load", columns, sizes),
+    ])  # fmt: skip
 
 
 if __name__ == "__main__":

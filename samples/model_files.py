@@ -56,6 +56,17 @@ def load_config(directory: str | Path, trust_remote_code: bool = False) -> Any:
     return CONFIG_MAPPING[shape].from_dict(raw | {"model_type": shape})
 
 
+def config_for_tokenizer(directory: str | Path) -> Any:
+    """What transformers' tokenizer classes are given of a model that it has under another name; None for all others.
+
+    They would read config.json themselves, as one of a model that they do not know, and fail at its rotary embedding.
+    """
+    file = Path(directory) / "config.json"
+    raw = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else None
+    named = isinstance(raw, dict) and raw.get("model_type") in SAME_SHAPE
+    return load_config(directory) if named else None
+
+
 def check_sizes(config: Mapping[str, Any], where: str) -> None:
     """Raise InputError naming ``where``, the field and its value for sizes that no decoder can have.
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from samples.errors import InputError
+from samples.model_files import config_for_tokenizer
 
 
 def load_tokenizer(directory: Path, *, trust_remote_code: bool = False) -> Any:
@@ -16,7 +17,12 @@ def load_tokenizer(directory: Path, *, trust_remote_code: bool = False) -> Any:
     from transformers import AutoTokenizer
 
     try:
-        tokenizer = AutoTokenizer.from_pretrained(directory, trust_remote_code=trust_remote_code, local_files_only=True)
+        tokenizer = AutoTokenizer.from_pretrained(
+            directory,
+            config=config_for_tokenizer(directory),
+            trust_remote_code=trust_remote_code,
+            local_files_only=True,
+        )
     except (OSError, ValueError, KeyError) as error:
         raise InputError(
             f"--hf-checkpoint {directory}: the tokenizer does not load ({error}); the directory needs tokenizer.json "

@@ -25,6 +25,7 @@ from train.replay.role import ReplayRole
 
 if TYPE_CHECKING:
     from train.batch import TrainBatch
+    from train.megatron.weights.loading import LoadReport
     from train.profiling import ProfilePlan
     from train.weight_sync.updater import WeightUpdater
 
@@ -92,7 +93,6 @@ class TrainerActor:
         from train.devices import worker_accelerator
         from train.roles import TrainerRole
 
-        self._rank = rank
         self._failure: Exception | None = None
         try:
             accelerator = worker_accelerator(config, accelerator_spec)
@@ -102,10 +102,11 @@ class TrainerActor:
         except _PLAIN as error:
             self._failure = error  # of what a constructor raises Ray keeps the text alone: `ready` raises it
 
-    def ready(self) -> int:
+    def ready(self) -> LoadReport:
+        """What this rank read of the model's files."""
         if self._failure is not None:
             raise self._failure
-        return self._rank
+        return self._role.weights_read
 
     def train(self, batch: TrainBatch, rollout_id: int) -> dict[str, float]:
         return self._role.train(batch, rollout_id)
@@ -176,7 +177,11 @@ class RayRuntime:
             started = [trainer.ready.remote() for trainer in self._trainers]
             if self._rollout is not None:
                 started.append(self._rollout.start.remote())
-            ray.get(started)
+            reports = ray.get(started)[: len(self._trainers)]
+            if reports:
+                from train.megatron.weights.loading import what_ranks_read
+
+                self._progress.note(what_ranks_read(reports))
             self._connect_weights()
             self._hand_over()
         spare_from_collection()

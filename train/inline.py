@@ -12,6 +12,7 @@ from observability import Progress
 from train.checkpoint.manifest import Checkpoint, RunState
 from train.config.run import RunConfig
 from train.loop import StepOutput
+from train.megatron.weights.loading import what_ranks_read
 from train.profiling import ProfilePlan
 from train.replay.role import ReplayRole
 from train.roles import RolloutRole, TrainerRole
@@ -56,6 +57,7 @@ class InlineRuntime:
                 resume=self._resume,
                 profile=self._profile,
             )
+            self._progress.note(what_ranks_read([self._trainer.weights_read]))
         if self._config.debug.replays:
             self._rollout = ReplayRole(self._config)
         else:

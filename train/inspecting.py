@@ -19,13 +19,15 @@ def main(argv: list[str]) -> int:
     """Run ``accelrl inspect`` with ``argv``; returns the exit status. Raises InputError for what cannot be used."""
     arguments = _parser().parse_args(argv)
 
-    from train.megatron.model import load_hf_config
+    from train.megatron.model import load_hf_config, read_config_json
     from train.megatron.models import family_of
     from train.megatron.weights.loading import check_weights
 
     hf_config = load_hf_config(arguments.directory, arguments.trust_remote_code, "inspect")
     family = family_of(hf_config, "inspect")
-    lines = [f"{arguments.directory}: {family.model_type}, {hf_config.num_hidden_layers} layers", ""]
+    published = read_config_json(arguments.directory, "inspect")["model_type"]
+    name = published if published == family.model_type else f"{published}, of the shape of {family.model_type}"
+    lines = [f"{arguments.directory}: {name}, {hf_config.num_hidden_layers} layers", ""]
     lines += _parameters(family, hf_config)
     lines += ["", *_layouts(hf_config)]
     lines += ["", *_memory(family, hf_config, arguments)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
 from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -88,7 +89,7 @@ def train(config: RunConfig) -> int:
                     saver.finish()
                 if config.output.save_hf is not None and not (stop.requested and history.steps == steps_before):
                     progress.phase(f"writing the model to {config.output.save_hf}")
-                    export(runtime, Path(config.output.save_hf), replaces=prepared.replaces_export)
+                    export(runtime, Path(config.output.save_hf), progress.note, replaces=prepared.replaces_export)
         finally:
             runtime.close()
     for line in prepared.profile.summary() if prepared.profile is not None else ():
@@ -99,12 +100,17 @@ def train(config: RunConfig) -> int:
     return 130 if stop.requested else 0
 
 
-def export(runtime: Runtime, directory: Path, *, replaces: bool) -> None:
+def export(runtime: Runtime, directory: Path, note: Callable[[str], None], *, replaces: bool) -> None:
     """Write the model to ``directory``, in the place of one there that ``replaces`` says is of this run too."""
     from train.megatron.weights.directory import put_aside
+    from train.megatron.weights.partials import remove_leftovers
 
+    for line in remove_leftovers(directory):
+        note(line)
     with put_aside(directory) if replaces else nullcontext():
         runtime.save_hf(directory)
+    for line in remove_leftovers(directory):
+        note(line)
 
 
 def evaluation_plan(config: RunConfig) -> EvaluationPlan:

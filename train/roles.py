@@ -140,6 +140,7 @@ class TrainerRole:
             hf_directory=Path(config.model.hf_checkpoint),
             resume=resume,
         )
+        self.weights_read = self._trainer.weights_read
         self.sending = SendingEnd(self._trainer.export_weights, accelerator, rank)
         self._profiler = Profiler(profile, accelerator, "train", rank)
         spare_from_collection()

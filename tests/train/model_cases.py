@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -98,6 +99,10 @@ KINDS: dict[str, tuple[type, type, dict[str, Any]]] = {
             },
         },
     ),
+    "kimi_k2": (
+        DeepseekV3Config, DeepseekV3ForCausalLM,
+        SIGMOID_MIXTURE | LATENT | {"first_k_dense_replace": 1, "rope_parameters": YARN | {"factor": 32.0}},
+    ),
     "minimax_m2": (
         MiniMaxM2Config, MiniMaxM2ForCausalLM,
         {"num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 8, "intermediate_size": 16, "rotary_dim": 4},
@@ -139,7 +144,22 @@ def tiny_model(model_type: str, tied: bool = False, **overrides: Any) -> Any:
 def save_tiny(directory: Path, model_type: str, tied: bool = False, **overrides: Any) -> Any:
     model = tiny_model(model_type, tied, **overrides)
     model.save_pretrained(directory)
+    if model_type == "kimi_k2":
+        _as_kimi_is_published(directory / "config.json")
     return model
+
+
+def _as_kimi_is_published(file: Path) -> None:
+    """A name and code of its own, which is not run, and the rotary embedding as older transformers wrote it."""
+    config = json.loads(file.read_text())
+    rope = config.pop("rope_parameters")
+    config |= {
+        "model_type": "kimi_k2",
+        "auto_map": {"AutoConfig": "configuration_deepseek.DeepseekV3Config"},
+        "rope_theta": rope.pop("rope_theta"),
+        "rope_scaling": rope | {"type": rope.pop("rope_type")},
+    }
+    file.write_text(json.dumps(config))
 
 
 def on_disk(model: Any, tensors: dict[str, torch.Tensor] | None = None) -> dict[str, torch.Tensor]:

@@ -25,8 +25,16 @@ def directory_of(kind: str, root: Path) -> Path:
     return root / kind.replace("/", ", ")
 
 
+def has_experts(kind: str) -> bool:
+    return FAMILIES[tiny_config(kind).model_type].experts(tiny_config(kind)) > 0
+
+
 def kinds_of(layout: str) -> list[str]:
-    return [kind for kind in KINDS if layout != "expert" or FAMILIES[kind.partition("/")[0]].experts(tiny_config(kind))]
+    return [
+        kind
+        for kind in KINDS
+        if layout != "expert" or FAMILIES[tiny_config(kind).model_type].experts(tiny_config(kind))
+    ]
 
 
 def train(kind: str, root: Path, batches: list[TrainBatch], layout: dict, rank: int = 0, world_size: int = 1) -> Result:

@@ -128,3 +128,8 @@ def test_a_fmt_of_null_is_a_missing_one_and_a_block_is_no_truth_value():
     assert fp8_blocks.block_size(quantization, "x") == (128, 128)
     with pytest.raises(InputError, match="weight_block_size"):
         fp8_blocks.block_size(quantization | {"weight_block_size": [128, True]}, "x")
+
+
+def test_a_block_of_values_below_any_scale_gives_zeros():
+    narrow, scales = fp8_blocks.quantise(torch.full((3, 4), 1e-44))
+    assert torch.equal(fp8_blocks.dequantise(narrow, scales), torch.zeros(3, 4))

@@ -12,7 +12,7 @@ from train.megatron.models import FAMILIES
 
 
 def family_of_kind(kind: str):
-    return FAMILIES[kind.partition("/")[0]]
+    return FAMILIES[tiny_config(kind).model_type]
 
 
 @pytest.mark.parametrize("tied", [False, True])

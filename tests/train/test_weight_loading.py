@@ -13,7 +13,7 @@ from train.megatron.model import PADDED_LOGIT, build_model
 from train.megatron.models import FAMILIES, decoder
 from train.megatron.weights.binding import BoundWeight
 from train.megatron.weights.checkpoint import HfCheckpoint
-from train.megatron.weights.loading import check_weights, load_hf_weights, load_weight
+from train.megatron.weights.loading import LoadReport, check_weights, load_hf_weights, load_weight, what_ranks_read
 from train.megatron.weights.table import PlacedWeight
 from train.megatron.weights.transforms import HeadGeometry
 
@@ -171,6 +171,14 @@ def test_each_rank_reads_what_it_holds_and_no_more(tmp_path):
     config = tiny_config("qwen3")
     report = load_hf_weights(build_model(config, RunConfig()), FAMILIES["qwen3"], config, tmp_path)
     assert report.bytes_read == 4 * sum(parameter.numel() for parameter in model.parameters())
+    size = f"{report.bytes_read / 1e6:,.1f} MB in {report.tensors} tensors"
+    assert what_ranks_read([report, LoadReport(1, 10**9)]) == (
+        f"weights read: rank 0 {size}; rank 1 1,000.0 MB in 1 tensors"
+    )
+    many = [*[report] * 7, LoadReport(1, 0), LoadReport(1, 10**9)]
+    assert what_ranks_read(many) == (
+        "weights read by 9 ranks: least rank 7 0.0 MB in 1 tensors; most rank 8 1,000.0 MB in 1 tensors"
+    )
     assert report.tensors == len(list(model.parameters()))
 
 

@@ -8,9 +8,10 @@ gets its name. Reading is the package's work.
 from __future__ import annotations
 
 import json
+import math
 import os
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -130,17 +131,22 @@ def sync_directory(directory: Path) -> None:
 
 
 def _serialized(tensors: Mapping[str, torch.Tensor]) -> Iterator[memoryview | bytes]:
-    """The safetensors format: length of the header, header in JSON, then the tensors' bytes one after the other."""
-    header: dict[str, object] = {"__metadata__": {"format": "pt"}}
-    offset = 0
-    for name, tensor in tensors.items():
-        end = offset + tensor.numel() * tensor.element_size()
-        header[name] = {"dtype": _DTYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [offset, end]}
-        offset = end
-    text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)  # the data begins at a multiple of 8
-    yield len(text).to_bytes(8, "little") + text
+    """The safetensors format: the header, then the tensors' bytes one after the other."""
+    yield tensor_header([(name, tensor.dtype, tuple(tensor.shape)) for name, tensor in tensors.items()])
     for tensor in tensors.values():
         data = tensor.reshape(-1).view(torch.uint8).numpy().data
         for start in range(0, len(data), _CHUNK):
             yield data[start : start + _CHUNK]
+
+
+def tensor_header(tensors: Sequence[tuple[str, torch.dtype, tuple[int, ...]]]) -> bytes:
+    """The beginning of a safetensors file that holds these, one after the other: length of the JSON, and the JSON."""
+    header: dict[str, object] = {"__metadata__": {"format": "pt"}}
+    offset = 0
+    for name, dtype, shape in tensors:
+        end = offset + math.prod(shape) * dtype.itemsize
+        header[name] = {"dtype": _DTYPES[dtype], "shape": list(shape), "data_offsets": [offset, end]}
+        offset = end
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)  # the data begins at a multiple of 8
+    return len(text).to_bytes(8, "little") + text

@@ -30,7 +30,7 @@ from train.megatron.optimizer import PolicyOptimizer
 from train.megatron.parallel import join_ranks, leave_ranks, vocab_shard
 from train.megatron.tally import Tally
 from train.megatron.weights.exporting import iter_hf_weights
-from train.megatron.weights.loading import load_hf_weights
+from train.megatron.weights.loading import LoadReport, load_hf_weights
 from train.megatron.weights.saving import save_hf
 
 if TYPE_CHECKING:
@@ -65,6 +65,7 @@ class MegatronTrainer:
         self._hf_config = load_hf_config(hf_directory, config.model.trust_remote_code)
         self._family = family_of(self._hf_config)
         self._groups = TrainerGroups(accelerator, reload=config.parallel.reload_process_groups)
+        self.weights_read = LoadReport(tensors=0, bytes_read=0)
         self._placement = join_ranks(config, accelerator, rank=rank, world_size=world_size, store_path=store_path)
         try:
             self._model = self._load(*((resume.directory, "--load") if resume else (hf_directory, "--hf-checkpoint")))
@@ -139,7 +140,7 @@ class MegatronTrainer:
 
     def _load(self, directory: Path, source: str) -> GPTModel:
         model = move_module(build_model(self._hf_config, self._config), self._device)
-        load_hf_weights(model, self._family, self._hf_config, directory, source)
+        self.weights_read += load_hf_weights(model, self._family, self._hf_config, directory, source)
         if self._placement.pipeline_size > 1:
             model.config.variable_seq_lengths = True  # micro-batches are only as wide as their longest sequence
         return model

@@ -18,7 +18,7 @@ from train.megatron.weights import fp8_blocks, mxfp4
 from train.megatron.weights.binding import Shard
 
 STEM = "model"  # of the files' names
-READABLE = {"F64", "F32", "F16", "BF16"}
+READABLE = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 SCALES = {"F32", "BF16", "F16", "F8_E8M0"}
 
 
@@ -117,6 +117,10 @@ class HfCheckpoint:
                 f"supported are {', '.join(sorted(READABLE))}"
             )
         return tensor
+
+    def dtype(self, name: str, shape: tuple[int, ...]) -> torch.dtype:
+        """What ``read`` gives of a tensor; raises as ``check`` does."""
+        return READABLE.get(self.check(name, shape).get_dtype(), torch.float32)
 
     def read(self, shard: Shard) -> torch.Tensor:
         """The part of a tensor that a shard names, in the file's dtype; where the layout allows, a view of the file.

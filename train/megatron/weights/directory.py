@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,8 @@ import torch
 
 from samples.errors import InputError
 from train.checkpoint.tensor_files import write_tensors
+from train.megatron.weights.partials import before_name, lock, make_partial, partial_name
+from train.megatron.weights.planned import PlannedShards, PlannedTensor
 
 _MOST_NAME_BYTES = 255  # of all usual file systems
 SHARD_BYTES = 5 * 10**9  # as transformers' save_pretrained cuts them
@@ -47,8 +50,7 @@ def check_target(directory: str | Path, flag: str = "--save-hf") -> None:
             parent = parent.parent
         # Only an attempt tells: permission bits say nothing of read-only file systems, of quotas, or of /proc.
         os.rmdir(tempfile.mkdtemp(prefix=".accelrl-", dir=parent))
-        longest = f".{path.name}.{os.getpid()}.partial"  # ModelDirectoryWriter's, and put_aside's is no longer
-        if len(os.fsencode(longest)) > _MOST_NAME_BYTES:
+        if len(os.fsencode(partial_name(path))) > _MOST_NAME_BYTES:  # put_aside's is no longer
             raise InputError(f"{flag} {directory}: the name is too long to write beside it; give a shorter one")
     except OSError as error:
         raise InputError(f"{flag} {directory}: cannot be written ({error.strerror}); give a writable place") from error
@@ -69,15 +71,19 @@ def put_aside(directory: Path) -> Iterator[None]:
 
     Where the block fails, the old one has its name again.
     """
-    old = directory.with_name(f".{directory.name}.{os.getpid()}.before")
-    directory.rename(old)
+    old = before_name(directory)
+    held = lock(directory)
     try:
-        yield
-    except BaseException:
-        if not directory.exists():
-            old.rename(directory)
-        raise
-    shutil.rmtree(old)
+        directory.rename(old)
+        try:
+            yield
+        except BaseException:
+            if not directory.exists():
+                old.rename(directory)
+            raise
+        shutil.rmtree(old)
+    finally:
+        os.close(held)
 
 
 class ModelDirectoryWriter:
@@ -99,6 +105,7 @@ class ModelDirectoryWriter:
     ) -> None:
         self.target = Path(directory).absolute()
         self.complete = False
+        self.non_finite: list[str] = []  # of what this process has to write
         self._shard_bytes = shard_bytes
         self._place = place
         self._writers = writers
@@ -108,6 +115,7 @@ class ModelDirectoryWriter:
         self._shards: list[list[str]] = []
         self._total_bytes = 0
         self._sizes: dict[torch.dtype, int] = {}
+        self._held: int | None = None
         self.work = work or self._make_work()
 
     def share(self, place: int | None, writers: int) -> None:
@@ -127,10 +135,25 @@ class ModelDirectoryWriter:
         if self._place is not None and len(self._shards) % self._writers == self._place:
             part = self._pending.setdefault(self._part(len(self._shards)), {})
             part[name] = tensor.detach().cpu().contiguous()
+            if not all_finite(part[name]):
+                self.non_finite.append(name)
         self._names.append(name)
         self._bytes += size
+        self._count(tensor.dtype, size)
+
+    def _count(self, dtype: torch.dtype, size: int) -> None:
         self._total_bytes += size
-        self._sizes[tensor.dtype] = self._sizes.get(tensor.dtype, 0) + size
+        self._sizes[dtype] = self._sizes.get(dtype, 0) + size
+
+    def planned(self, tensors: Iterable[PlannedTensor]) -> PlannedShards:
+        """Take all tensors at once, by what they will be; whoever has them puts them into what is returned."""
+        shards = PlannedShards(self.work, self._shard_bytes)
+        shards.plan(tensors)
+        for shard in shards.shards:
+            self._shards.append([tensor.name for tensor in shard])
+            for tensor in shard:
+                self._count(tensor.dtype, tensor.bytes)
+        return shards
 
     def flush(self) -> None:
         """Write what is left of this process's shards; no tensor may follow. Raises OSError."""
@@ -155,11 +178,18 @@ class ModelDirectoryWriter:
         if self.target.exists():
             self._make_room()
         os.replace(self.work, self.target)
+        self._let_go()
 
     def abandon(self) -> None:
         """Remove what has been written, unless it is the whole model."""
         if not self.complete:
             shutil.rmtree(self.work, ignore_errors=True)
+        self._let_go()
+
+    def _let_go(self) -> None:
+        if self._held is not None:
+            os.close(self._held)
+            self._held = None
 
     def _dtype(self) -> torch.dtype:
         """Of most of the model that is not quantised; a few buffers may be wider."""
@@ -174,9 +204,7 @@ class ModelDirectoryWriter:
             raise InputError(f"{self.target} cannot be replaced ({error.strerror}); the model is in {kept}") from error
 
     def _make_work(self) -> Path:
-        work = self.target.with_name(f".{self.target.name}.{os.getpid()}.partial")
-        shutil.rmtree(work, ignore_errors=True)
-        work.mkdir(parents=True)
+        work, self._held = make_partial(self.target)
         return work
 
     def _end_shard(self) -> None:
@@ -205,6 +233,11 @@ class ModelDirectoryWriter:
             weight_map |= dict.fromkeys(names, file)
         index = {"metadata": {"total_size": self._total_bytes}, "weight_map": weight_map}
         write_json(self.work / "model.safetensors.index.json", index)
+
+
+def all_finite(tensor: torch.Tensor) -> bool:
+    """Whether a tensor on the host has neither NaN nor infinite values; in one pass, unlike ``isfinite``."""
+    return all(math.isfinite(bound) for bound in torch.aminmax(tensor))
 
 
 def config_with_dtype(hf_config: Any, source_dir: str | Path | None, dtype: torch.dtype) -> dict[str, Any]:

@@ -58,12 +58,16 @@ def dequantise(
 
 
 def quantise(weight: torch.Tensor, block: tuple[int, int] = BLOCK) -> tuple[torch.Tensor, torch.Tensor]:
-    """float8_e4m3fn and float32 scales of a weight [rows, columns]; a block of zeros gets the scale 1."""
+    """float8_e4m3fn and float32 scales of a weight [rows, columns].
+
+    A block of zeros, or of values too small for a scale, gets the scale 1.
+    """
     rows, columns = weight.shape
     down, across = scale_shape((rows, columns), block)
     wide = torch.nn.functional.pad(weight.float(), (0, across * block[1] - columns, 0, down * block[0] - rows))
     blocks = wide.view(down, block[0], across, block[1])
     largest = blocks.abs().amax(dim=(1, 3))
-    scales = torch.where(largest > 0, largest / _LARGEST, torch.ones_like(largest))
+    scales = largest / _LARGEST
+    scales = torch.where(scales > 0, scales, torch.ones_like(scales))
     narrow = (blocks / scales[:, None, :, None]).clamp_(-_LARGEST, _LARGEST).to(torch.float8_e4m3fn)
     return narrow.view(down * block[0], across * block[1])[:rows, :columns].contiguous(), scales

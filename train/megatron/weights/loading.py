@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from train.megatron.models.family import ModelFamily
 
+_RANKS_IN_A_LINE = 8
 _MAPPED_BYTES = 64 * 2**20
 _LEAST_MAPPED_BYTES = 4 * 2**20  # opening files again takes as long as reading a part of that
 
@@ -28,6 +29,19 @@ class LoadReport:
 
     tensors: int
     bytes_read: int
+
+    def __add__(self, other: LoadReport) -> LoadReport:
+        return LoadReport(self.tensors + other.tensors, self.bytes_read + other.bytes_read)
+
+
+def what_ranks_read(reports: Sequence[LoadReport]) -> str:
+    """A line on what each rank read of the model's files, or where they are many, the least and the most."""
+    sizes = [f"{report.bytes_read / 1e6:,.1f} MB in {report.tensors} tensors" for report in reports]
+    if len(reports) <= _RANKS_IN_A_LINE:
+        return "weights read: " + "; ".join(f"rank {rank} {size}" for rank, size in enumerate(sizes))
+    order = sorted(range(len(reports)), key=lambda rank: reports[rank].bytes_read)
+    least, most = (f"rank {rank} {sizes[rank]}" for rank in (order[0], order[-1]))
+    return f"weights read by {len(reports)} ranks: least {least}; most {most}"
 
 
 @torch.no_grad()

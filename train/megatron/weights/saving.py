@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from train.megatron.models.family import ModelFamily
 
 Failure = OSError | InputError
+_MOST_NAMED = 3
 
 
 def save_hf(
@@ -45,6 +47,9 @@ def save_hf(
             failure = failure or _try(partial(writer.add, name, tensor))  # the others are in the same collectives
         failure = failure or _try(writer.flush)
         _agree(directory, failure)
+        for name in writer.non_finite[:_MOST_NAMED]:
+            what = f"{name} has values that are no numbers or infinite, and they are written as they are"
+            print(f"accelrl: --save-hf {directory}: {what}", file=sys.stderr, flush=True)
         if dist.get_rank() == 0:
             failure = _try(partial(writer.finish, hf_config, source_dir))
         _agree(directory, failure)
