@@ -6,7 +6,7 @@ PIP := $(BIN)/python -m pip install --disable-pip-version-check -q -c constraint
 TORCH := torch==2.13.0
 
 .DEFAULT_GOAL := help
-.PHONY: help setup sglang-cpu demo test test-slow test-emulated test-sglang test-all nightly lint format bench clean
+.PHONY: help setup sglang-cpu demo test test-slow test-emulated test-sglang test-sglang-ci test-all nightly lint format bench clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -53,6 +53,9 @@ test-slow: $(VENV)/.dev ## tests that start Ray or several processes, two files 
 
 test-emulated: $(VENV)/.dev ## tests on the emulated MUSA device (needs g++; builds it on first use)
 	@$(BIN)/python -m pytest -m "emulated and not nightly" $(ARGS)
+
+test-sglang-ci: $(VENV)/.dev sglang-cpu ## one run on one real SGLang server: every weight channel, and parity
+	@$(BIN)/python -m pytest -m "sglang and not nightly" --durations 3 tests/train/test_sglang_training.py $(ARGS)
 
 test-sglang: $(VENV)/.dev sglang-cpu ## tests on real SGLang servers
 	@$(BIN)/python -m pytest -m "sglang and not nightly" $(ARGS)

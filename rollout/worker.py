@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
@@ -19,10 +19,12 @@ from rollout.config import EvalConfig, RewardConfig, RolloutConfig
 from rollout.custom.contracts import FILTER, ROLLOUT
 from rollout.custom.generate import CustomGenerate
 from rollout.custom.training import load_conversion, load_post_process
-from rollout.deploy.config import SGLangConfig
+from rollout.deploy.config import ServerChannel, SGLangConfig
 from rollout.deploy.description import Machines
+from rollout.deploy.hosts import Spawner
 from rollout.deploy.layout import Layout, describe_flags, plan_layout
 from rollout.engines.factory import create_engine
+from rollout.engines.protocol import JoinsTrainer
 from rollout.evaluation import EvaluationSet, Evaluator, load_evaluation_sets
 from rollout.event_loop import EventLoopThread
 from rollout.group import GroupRunner
@@ -52,7 +54,7 @@ class RolloutSettings:
     sglang: SGLangConfig = field(default_factory=SGLangConfig)
     num_gpus: int = 1  # devices of all rollout engines
     num_gpus_per_engine: int = 1
-    weight_channel: Literal["disk", "tensor"] = "disk"  # from this worker to SGLang servers
+    weight_channel: ServerChannel = "disk"  # to SGLang servers
 
     @property
     def layout(self) -> Layout:
@@ -71,7 +73,15 @@ class RolloutSettings:
 class RolloutWorker:
     """Prompts in, scored groups out. The engine decodes on a thread of its own; calls here block their caller only."""
 
-    def __init__(self, settings: RolloutSettings, accelerator: Accelerator, *, load_weights: bool = False) -> None:
+    def __init__(
+        self,
+        settings: RolloutSettings,
+        accelerator: Accelerator,
+        *,
+        load_weights: bool = False,
+        spawner: Spawner | None = None,
+    ) -> None:
+        """``spawner`` starts servers elsewhere; None: here."""
         self._settings = settings
         self._loop = EventLoopThread("rollout-loop")
         torch.set_num_threads(settings.threads)
@@ -91,6 +101,7 @@ class RolloutWorker:
             layout=settings.layout,
             trust_remote_code=settings.trust_remote_code,
             weight_channel=settings.weight_channel,
+            spawner=spawner,
         )
         args = UserArgs(settings.rollout, settings.reward)
         self._reward = build_reward(settings.reward, args)
@@ -164,6 +175,11 @@ class RolloutWorker:
 
     def differing_weights(self, tensors: Mapping[str, torch.Tensor]) -> list[str]:
         return self._loop.run(self._engine.differing_weights(tensors))
+
+    def open_server_group(self, address: str, word: str) -> None:
+        """Have the servers take new weights from the trainer, which is found there, over a process group."""
+        assert isinstance(self._engine, JoinsTrainer)
+        self._loop.run(self._engine.join_trainer(address, word))
 
     def state(self) -> CollectorState:
         """The cursor of consumed prompts and the groups that are not trained on yet, as they are between two steps."""

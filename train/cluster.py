@@ -15,6 +15,7 @@ from accel.errors import AcceleratorError
 from accel.placement.ray_ledger import RayDeviceLeases, bundle_node
 from accel.placement.requests import needs_device_lease, ray_node_options, ray_request, ray_worker_env
 from observability import Progress
+from rollout.engines.choice import choose_engine
 from samples.errors import InputError, RunError
 from train.checkpoint.manifest import Checkpoint, RolloutState, RunState, TrainerState
 from train.collection import spare_from_collection
@@ -38,15 +39,23 @@ class RolloutActor:
     """The rollout role in a process of its own."""
 
     def __init__(
-        self, config: RunConfig, accelerator_spec: str, resume: Checkpoint | None, profile: ProfilePlan | None
+        self,
+        config: RunConfig,
+        accelerator_spec: str,
+        resume: Checkpoint | None,
+        profile: ProfilePlan | None,
+        engine_hosts: list[Any],
     ) -> None:
         gc.disable()  # until the role has started: train.collection
         from train.devices import worker_accelerator
+        from train.engine_hosts import RaySpawner
         from train.roles import RolloutRole
 
         self._failure: Exception | None = None
+        spawner = RaySpawner(engine_hosts) if engine_hosts else None
         try:
-            self._role = RolloutRole(config, worker_accelerator(config, accelerator_spec), resume, profile)
+            accelerator = worker_accelerator(config, accelerator_spec, needs_device=spawner is None)
+            self._role = RolloutRole(config, accelerator, resume, profile, spawner)
         except _PLAIN as error:
             self._failure = error  # of what a constructor raises Ray keeps the text alone: `start` raises it
 
@@ -145,6 +154,7 @@ class RayRuntime:
         self._rollout: Any = None
         self._replay: ReplayRole | None = None
         self._trainers: list[Any] = []
+        self._engine_hosts: list[Any] = []
         self._group: Any = None
         self._leases: RayDeviceLeases | None = None
         self._resume = resume
@@ -252,6 +262,7 @@ class RayRuntime:
         import ray
 
         actors = [actor for actor in [self._rollout, *self._trainers] if actor is not None]
+        hosts, self._engine_hosts = self._engine_hosts, []
         self._rollout, self._trainers = None, []
         worker_died = False
         try:
@@ -266,7 +277,7 @@ class RayRuntime:
                     raise TimeoutError(f"{len(pending)} worker(s) did not close within {_CLOSE_TIMEOUT:g} s")
         finally:
             if ray.is_initialized():
-                for actor in actors:
+                for actor in [*actors, *hosts]:  # an engine's processes end with its host
                     ray.kill(actor)
                 if self._leases is not None:
                     self._leases.close()
@@ -316,9 +327,12 @@ class RayRuntime:
         rollout_devices = self._rollout_devices()
         resource = self._accelerator.ray_resource
         bundles = [{resource: 1.0} for _ in range(world)]
+        engines = self._engines_of_their_own(rollout_devices)
         if rollout_devices:
-            bundles.append({resource: float(rollout_devices)})
+            bundles += [{resource: float(rollout_devices // max(engines, 1))}] * max(engines, 1)
         self._check_capacity(world + rollout_devices)
+        if engines:
+            self._check_largest_node(rollout_devices // engines)
         self._group = placement_group(bundles, strategy="PACK")
         if not self._group.wait(_PLACEMENT_TIMEOUT):
             raise AcceleratorError(
@@ -343,12 +357,32 @@ class RayRuntime:
         if self._config.debug.replays:
             self._replay = ReplayRole(self._config)
             return
-        options = ray_request(self._accelerator, rollout_devices)
-        options |= self._actor_options(
-            job.rollout_threads, bundle=world if rollout_devices else 0, devices=rollout_devices
-        )
+        for engine in range(engines):
+            self._engine_hosts.append(self._engine_host(world + engine, rollout_devices // engines))
+        # With engines elsewhere the worker needs no device, and lies where weights reach it through memory.
+        own_devices = 0 if engines else rollout_devices
+        options = ray_request(self._accelerator, own_devices)
+        options |= self._actor_options(job.rollout_threads, bundle=world if own_devices else 0, devices=own_devices)
         rollout = ray.remote(RolloutActor).options(**options)
-        self._rollout = rollout.remote(self._config, spec, self._resume, self._profile)
+        self._rollout = rollout.remote(self._config, spec, self._resume, self._profile, self._engine_hosts)
+
+    def _engine_host(self, bundle: int, devices: int) -> Any:
+        """An actor that starts one engine's processes on the node where ``bundle`` lies."""
+        import ray
+
+        from train.engine_hosts import EngineHostActor
+
+        threads = self._config.job.rollout_threads
+        assert threads is not None
+        options = ray_request(self._accelerator, devices)
+        options |= self._actor_options(threads, bundle=bundle, devices=devices)
+        return ray.remote(EngineHostActor).options(**options).remote(self._config.job.ray_address is None)
+
+    def _engines_of_their_own(self, rollout_devices: int) -> int:
+        """SGLang engines that Ray places, each on its devices; 0 where servers share the rollout worker's machine."""
+        if not rollout_devices or choose_engine(self._config.rollout)[0] != "sglang":
+            return 0
+        return rollout_devices // self._config.job.rollout_num_gpus_per_engine
 
     def _actor_options(self, threads: int, *, bundle: int, devices: int = 1) -> dict[str, Any]:
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
@@ -382,6 +416,19 @@ class RayRuntime:
         if asked is not None:
             return asked
         return 1 if self._accelerator.capabilities.exclusive_devices else 0
+
+    def _check_largest_node(self, per_engine: int) -> None:
+        """An engine lies on one node."""
+        import ray
+
+        resource = self._accelerator.ray_resource
+        largest = max((node["Resources"].get(resource, 0) for node in ray.nodes() if node["Alive"]), default=0)
+        if per_engine > largest:
+            raise AcceleratorError(
+                f"--rollout-num-gpus-per-engine {per_engine}: a run starts engines of one node each, and the largest "
+                f"of the Ray cluster has {largest:g} {self._accelerator.name} device(s); start larger ones by hand and "
+                "give them with --rollout-external-engine-addrs"
+            )
 
     def _check_capacity(self, needed: int) -> None:
         import ray

@@ -41,12 +41,12 @@ def selected_accelerator(config: RunConfig) -> Accelerator:
     return accelerator
 
 
-def worker_accelerator(config: RunConfig, spec: str) -> Accelerator:
-    """In a Ray worker: the driver's backend, on the device that Ray assigned to this worker."""
+def worker_accelerator(config: RunConfig, spec: str, *, needs_device: bool = True) -> Accelerator:
+    """In a Ray worker: the driver's backend, on the device that Ray assigned to this worker, if it needs one."""
     from accel.placement.ray_worker import take_assigned_device
 
     _find_user_code(config)
-    return take_assigned_device(spec)
+    return take_assigned_device(spec, needs_device=needs_device)
 
 
 def _find_user_code(config: RunConfig) -> None:

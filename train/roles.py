@@ -8,6 +8,7 @@ import torch
 
 from accel.contract import Accelerator
 from observability.transcripts import pick_transcripts
+from rollout.deploy.hosts import Spawner
 from rollout.worker import RolloutSettings, RolloutWorker
 from train.batch import TrainBatch, batch_from_groups
 from train.checkpoint.generators import restore_generators, seed_generators
@@ -55,26 +56,31 @@ class RolloutRole:
         accelerator: Accelerator,
         resume: Checkpoint | None = None,
         profile: ProfilePlan | None = None,
+        spawner: Spawner | None = None,
     ) -> None:
+        """``spawner``: where servers run, if not on this machine."""
         keep_compiler_cache_private()
         self._config = config
         self._accelerator = accelerator
+        self._device_of = accelerator if spawner is None else None  # the servers' hosts have the devices
         self._resume = resume
         self._profiler = Profiler(profile, accelerator, "rollout")
         if config.job.deterministic:
             accelerator.use_deterministic_algorithms()
         without_trainer = config.debug.debug_rollout_only
-        self._worker = RolloutWorker(rollout_settings(config), accelerator, load_weights=without_trainer)
+        self._worker = RolloutWorker(
+            rollout_settings(config), accelerator, load_weights=without_trainer, spawner=spawner
+        )
         self.receiving = ReceivingEnd(self._worker, accelerator)
         directory = config.debug.save_debug_rollout_data
         self._recorder = None if directory is None else RolloutRecorder(Path(directory), config)
 
     def start(self) -> None:
         self._worker.start()
-        seed_generators(self._config.job.seed, self._accelerator)
+        seed_generators(self._config.job.seed, self._device_of)
         if self._resume is not None:
             self._worker.restore(load_collector_state(self._resume))
-            restore_generators(self._resume.manifest.state.rollout.generators, self._accelerator)
+            restore_generators(self._resume.manifest.state.rollout.generators, self._device_of)
         spare_from_collection()
 
     def rollout(self, rollout_id: int) -> tuple[TrainBatch | None, StepOutput]:
@@ -97,7 +103,7 @@ class RolloutRole:
 
     def save_state(self, directory: Path) -> RolloutState:
         """Where this role stands between two steps, for a checkpoint; finished groups are written to ``directory``."""
-        return save_rollout_state(directory, self._worker.state(), self._accelerator)
+        return save_rollout_state(directory, self._worker.state(), self._device_of)
 
     def close(self) -> None:
         try:

@@ -43,7 +43,8 @@ class CpuAccelerator(Accelerator):
     socket_ifname_env = "GLOO_SOCKET_IFNAME"
     env_prefixes = ("OMP_", "MKL_", "GOMP_", "GLOO_")
     per_node_env = ("GLOO_SOCKET_IFNAME",)
-    sglang_arguments = ("--attention-backend", "torch_native", "--disable-overlap-schedule")
+    # An idle scheduler would keep a core busy, which training needs.
+    sglang_arguments = ("--attention-backend", "torch_native", "--disable-overlap-schedule", "--sleep-on-idle")
     sglang_env = (("SGLANG_USE_CPU_ENGINE", "1"),)
 
     def __init__(self) -> None:

@@ -18,6 +18,7 @@ from accel.errors import AcceleratorError
 
 DEFAULT_TIMEOUT = timedelta(minutes=10)
 HOST_IFNAME_ENV = "GLOO_SOCKET_IFNAME"
+LOOPBACK = ("127.0.0.1", "::1")
 _generations = count()
 
 

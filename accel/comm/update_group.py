@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import socket
+from collections.abc import Sequence
 from datetime import timedelta
 
 import torch
@@ -9,7 +11,7 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
 from accel.comm.backend_strings import weight_update_backend
-from accel.comm.process_groups import listen_on_loopback
+from accel.comm.process_groups import LOOPBACK, listen_on_loopback
 from accel.contract import Accelerator
 from accel.errors import AcceleratorError
 
@@ -50,12 +52,17 @@ class UpdateGroup:
 
     def broadcast(self, tensor: torch.Tensor, source: int) -> None:
         """Fill ``tensor``, on the accelerator's device, with that of rank ``source``."""
+        self.broadcast_each([tensor], source)
+
+    def broadcast_each(self, tensors: Sequence[torch.Tensor], source: int) -> None:
+        """One broadcast a tensor, all under way at once."""
         if self._group is None:
             raise AcceleratorError("the update group is closed")
         options = dist.BroadcastOptions()
         options.rootRank, options.rootTensor = source, 0
         try:
-            self._group.broadcast([tensor], options).wait()
+            for work in [self._group.broadcast([tensor], options) for tensor in tensors]:
+                work.wait()
         except RuntimeError as error:
             raise AcceleratorError(
                 f"weights could not be broadcast within {self._timeout.total_seconds():g} s, or the other side has "
@@ -67,3 +74,21 @@ class UpdateGroup:
         group, self._group = self._group, None
         if group is not None and distributed_c10d._world.pg_map.get(group) is not None:
             dist.destroy_process_group(group)
+
+
+def open_store(host: str, timeout: timedelta) -> dist.TCPStore:
+    """A store of this process through which ranks elsewhere find each other: at a free port, and on ``host``'s
+    interface alone where that is the loopback one."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as listening:
+        listening.bind((host if host in LOOPBACK else "", 0))
+        listening.listen()
+        port = listening.getsockname()[1]
+        return dist.TCPStore(
+            host,
+            port,
+            is_master=True,
+            wait_for_workers=False,
+            timeout=timeout,
+            master_listen_fd=listening.detach(),  # the store's from here on
+        )

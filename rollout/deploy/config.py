@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field
+
+ServerChannel: TypeAlias = Literal["disk", "tensor", "distributed"]  # how new weights reach servers
 
 
 class SGLangConfig(BaseModel):

@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Protocol
 
 from rollout.engines.errors import EngineError
 
@@ -52,17 +53,14 @@ class ServerProcess:
                 env=os.environ | self._environment,
             )
 
+    @property
+    def status(self) -> int | None:
+        """Of a process that has ended; None while it runs, and before."""
+        return None if self._process is None else self._process.poll()
+
     async def wait_ready(self, is_ready: Callable[[], Awaitable[bool]], timeout: float, flag: str) -> None:
         """Return once ``is_ready`` says so. ``flag`` is what sets the ``timeout``, in seconds."""
-        deadline, pause = time.monotonic() + timeout, _FIRST_POLL
-        while not await is_ready():
-            if not self.alive:
-                status = self._process.poll() if self._process is not None else None
-                raise EngineError(f"{self.name} ended with status {status} before it was ready{self.last_words()}")
-            if time.monotonic() > deadline:
-                raise EngineError(f"{self.name} was not ready within {timeout:g} s ({flag}){self.last_words()}")
-            await asyncio.sleep(pause)
-            pause = min(pause * 1.5, _LONGEST_POLL)
+        await wait_until_ready(self, is_ready, timeout, flag)
 
     async def stop(self) -> None:
         """End it and what it started. EngineError when it does not end in time; may be called twice."""
@@ -88,3 +86,30 @@ class ServerProcess:
             return ""
         shown = "\n  ".join(line for line in lines[-_LAST_LINES:] if line.strip())
         return f". The end of {self.log}:\n  {shown}"
+
+
+class Ends(Protocol):
+    """A process, wherever it runs."""
+
+    name: str
+
+    @property
+    def alive(self) -> bool: ...
+
+    @property
+    def status(self) -> int | None: ...
+
+    def last_words(self) -> str: ...
+
+
+async def wait_until_ready(process: Ends, is_ready: Callable[[], Awaitable[bool]], timeout: float, flag: str) -> None:
+    """EngineError when ``process`` ends first, or takes longer than ``timeout`` seconds, which ``flag`` sets."""
+    deadline, pause = time.monotonic() + timeout, _FIRST_POLL
+    while not await is_ready():
+        if not process.alive:
+            status = process.status
+            raise EngineError(f"{process.name} ended with status {status} before it was ready{process.last_words()}")
+        if time.monotonic() > deadline:
+            raise EngineError(f"{process.name} was not ready within {timeout:g} s ({flag}){process.last_words()}")
+        await asyncio.sleep(pause)
+        pause = min(pause * 1.5, _LONGEST_POLL)

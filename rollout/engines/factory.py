@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
 
 import torch
 
 from accel.contract import Accelerator
 from rollout.config import RolloutConfig
-from rollout.deploy.config import SGLangConfig
+from rollout.deploy.config import ServerChannel, SGLangConfig
+from rollout.deploy.hosts import Spawner
 from rollout.deploy.layout import Layout
 from rollout.engines.choice import choose_engine
 from rollout.engines.protocol import Engine
@@ -28,10 +28,11 @@ def create_engine(
     sglang: SGLangConfig,
     layout: Layout,
     trust_remote_code: bool = False,
-    weight_channel: Literal["disk", "tensor"] = "disk",
+    weight_channel: ServerChannel = "disk",
+    spawner: Spawner | None = None,
 ) -> Engine:
     """The engine that ``--rollout-engine`` names, not started yet. ``sglang``, ``layout`` and
-    ``weight_channel`` are those of servers."""
+    ``weight_channel`` and ``spawner`` (None: this machine) are those of servers."""
     if choose_engine(config)[0] == "sglang":
         from rollout.engines.sglang.opening import open_servers
 
@@ -48,6 +49,7 @@ def create_engine(
             threads=threads,
             trust_remote_code=trust_remote_code,
             weight_channel=weight_channel,
+            spawner=spawner,
         )
     from rollout.engines.torch_engine import TorchEngine
 

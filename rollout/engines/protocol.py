@@ -153,3 +153,12 @@ class Engine(Protocol):
     async def resume_memory(self, tags: tuple[str, ...] = ()) -> None: ...
 
     async def health(self) -> EngineHealth: ...
+
+
+@runtime_checkable
+class JoinsTrainer(Protocol):
+    """An engine whose servers can take new weights from the trainer itself, over a process group with it."""
+
+    async def join_trainer(self, address: str, word: str) -> None:
+        """Find the trainer's first rank at ``address``; from here on updates are of tensors on the ``meta`` device."""
+        ...

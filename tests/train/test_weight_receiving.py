@@ -188,8 +188,7 @@ def test_the_channel_follows_from_launcher_and_engine():
         "disk", "disk", "tensor",
     ]  # fmt: skip
     assert "--launcher ray" in next(weight_update_problems(config("distributed", "inline")))
-    assert "use disk or tensor" in next(weight_update_problems(config("disk_delta", engine="sglang")))
-    assert "use disk or tensor" in next(weight_update_problems(config("distributed", engine="sglang")))
+    assert "use disk, tensor or distributed" in next(weight_update_problems(config("disk_delta", engine="sglang")))
     assert not list(weight_update_problems(config("disk", engine="sglang")))
 
 

@@ -16,19 +16,22 @@ from accel.contract import Accelerator
 from samples.errors import InputError
 
 
-def seed_generators(seed: int, accelerator: Accelerator) -> None:
-    """Begin all of them at ``seed``: those of ``random``, NumPy (the legacy global one), torch's host and device."""
+def seed_generators(seed: int, accelerator: Accelerator | None) -> None:
+    """Begin all of them at ``seed``: those of ``random``, NumPy (the legacy global one), torch's host and device.
+
+    Here and below None stands for a process without a device.
+    """
     random.seed(seed)
     np.random.seed(seed)
     torch.default_generator.manual_seed(seed)
-    if accelerator.capabilities.own_generator:
+    if accelerator is not None and accelerator.capabilities.own_generator:
         accelerator.manual_seed(seed)
 
 
-def generator_states(accelerator: Accelerator) -> dict[str, Any]:
+def generator_states(accelerator: Accelerator | None) -> dict[str, Any]:
     """Where they stand."""
     states = _host_states()
-    if accelerator.capabilities.own_generator:
+    if accelerator is not None and accelerator.capabilities.own_generator:
         states["device"] = [accelerator.name, _packed(accelerator.rng_state().numpy())]
     return states
 
@@ -43,11 +46,11 @@ def _host_states() -> dict[str, Any]:
     }
 
 
-def restore_generators(states: dict[str, Any], accelerator: Accelerator) -> None:
+def restore_generators(states: dict[str, Any], accelerator: Accelerator | None) -> None:
     """Set the generators to what ``generator_states`` gave; the device's if it is one of the same accelerator."""
     _restore_host(states)
     owner, state = states.get("device", (None, None))
-    if owner == accelerator.name and accelerator.capabilities.own_generator:
+    if accelerator is not None and owner == accelerator.name and accelerator.capabilities.own_generator:
         accelerator.set_rng_state(torch.from_numpy(_unpacked(state, np.uint8).copy()))
 
 

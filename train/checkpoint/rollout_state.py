@@ -20,7 +20,7 @@ from train.replay.rollout_file import plain
 GROUPS_FILE = "rollout_groups.jsonl"
 
 
-def save_rollout_state(directory: Path, state: CollectorState, accelerator: Accelerator) -> RolloutState:
+def save_rollout_state(directory: Path, state: CollectorState, accelerator: Accelerator | None) -> RolloutState:
     """Write what a collector holds into ``directory``: a line of facts, then a finished group a line.
 
     A collector that holds nothing between two steps, as the synchronous one, leaves no file. Raises

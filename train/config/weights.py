@@ -16,7 +16,7 @@ class WeightUpdateConfig(Section):
         "auto",
         description="how new weights reach the rollout engine: tensor (the machine's memory), distributed (a process "
         "group), disk (safetensors files), disk_delta (files of what changed); auto: tensor, and distributed between "
-        "machines; SGLang servers: disk or tensor",
+        "machines, and disk with SGLang servers",
     )
     weight_update_dir: str | None = Field(
         None,

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
+from accel.comm.process_groups import LOOPBACK
 from accel.contract import Accelerator
+from rollout.deploy.addresses import parse_address
+from rollout.deploy.config import ServerChannel
 from samples.errors import InputError
 from train.config.run import RunConfig
 from train.weight_sync.plan import Channel, Offer, UpdatePlan
@@ -45,18 +48,23 @@ def chosen_channel(config: RunConfig) -> Channel:
     """What carries weights from trainer to rollout worker. SGLang servers take them from there as
     ``server_channel`` says."""
     asked = config.weights.weight_update_channel
-    if asked == "auto" or (asked == "disk" and server_channel(config) is not None):
+    serves = server_channel(config)
+    if serves == "distributed":
+        return "server_group"
+    if asked == "auto" or (asked == "disk" and serves is not None):
         asked = "tensor"
     return "in_process" if asked == "tensor" and config.job.launcher == "inline" else asked
 
 
-def server_channel(config: RunConfig) -> Literal["disk", "tensor"] | None:
-    """How the rollout worker hands weights to SGLang servers; None for the embedded engine."""
+def server_channel(config: RunConfig) -> ServerChannel | None:
+    """How SGLang servers get weights: from the rollout worker, or from the trainer itself (``distributed``); None for
+    the embedded engine."""
     from rollout.engines.choice import choose_engine
 
     if choose_engine(config.rollout)[0] != "sglang":
         return None
-    return "tensor" if config.weights.weight_update_channel == "tensor" else "disk"
+    asked = config.weights.weight_update_channel
+    return asked if asked in ("tensor", "distributed") else "disk"
 
 
 def open_sender(plan: UpdatePlan, accelerator: Accelerator) -> Sender:
@@ -69,6 +77,10 @@ def open_sender(plan: UpdatePlan, accelerator: Accelerator) -> Sender:
         from train.weight_sync.shared_memory import SharedMemorySender
 
         return SharedMemorySender(plan)
+    if plan.channel == "server_group":
+        from train.weight_sync.server_group import ServerGroupSender
+
+        return ServerGroupSender(plan, accelerator)
     if plan.channel == "distributed":
         from train.weight_sync.distributed import BroadcastSender
 
@@ -89,6 +101,10 @@ def open_receiver(plan: UpdatePlan, offer: Offer | None, accelerator: Accelerato
         from train.weight_sync.shared_memory import SharedMemoryReceiver
 
         return SharedMemoryReceiver(offer)
+    if plan.channel == "server_group":
+        from train.weight_sync.server_group import ServerGroupReceiver
+
+        return ServerGroupReceiver()
     if plan.channel == "distributed":
         from train.weight_sync.distributed import BroadcastReceiver
 
@@ -106,5 +122,13 @@ def _plan(config: RunConfig, channel: Channel, run_dir: Path) -> UpdatePlan:
         bucket_bytes=weights.update_weight_buffer_size,
         timeout=weights.weight_update_timeout,
         directory=str(run_dir.absolute() if given is None else Path(given).absolute()),
-        one_machine=config.job.ray_address is None,
+        one_machine=config.job.ray_address is None and not _remote_servers(config),
+        keeps_weights=config.sglang.max_engine_restarts > 0 and not config.sglang.rollout_external_engine_addrs,
     )
+
+
+def _remote_servers(config: RunConfig) -> bool:
+    """Whether servers that somebody else started are on other machines."""
+    addresses = config.sglang.rollout_external_engine_addrs
+    hosts = [parse_address(address, "--rollout-external-engine-addrs")[0] for address in addresses]
+    return any(host != "localhost" and host not in LOOPBACK for host in hosts)

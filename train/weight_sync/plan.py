@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
-Channel: TypeAlias = Literal["in_process", "tensor", "distributed", "disk", "disk_delta"]
+Channel: TypeAlias = Literal["in_process", "tensor", "distributed", "server_group", "disk", "disk_delta"]
 
 
 @dataclass(frozen=True)
@@ -14,6 +14,7 @@ class UpdatePlan:
 
     ``directory``: where files go: weights of the disk channels, shared memory where ``/dev/shm`` is too small, and the
     store through which a group's ranks find each other. ``one_machine``: whether all workers are known to be on one.
+    ``server_group`` is the trainer's first rank and all ranks of the SGLang servers.
     """
 
     channel: Channel
@@ -21,6 +22,7 @@ class UpdatePlan:
     timeout: float  # seconds
     directory: str
     one_machine: bool = True
+    keeps_weights: bool = False  # ``server_group``: whether what was sent is kept, for a server that is started again
 
     @property
     def at_once(self) -> bool:

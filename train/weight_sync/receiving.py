@@ -32,6 +32,8 @@ class UpdatedEngine(Protocol):
 
     def differing_weights(self, tensors: Mapping[str, torch.Tensor]) -> list[str]: ...
 
+    def open_server_group(self, address: str, word: str) -> None: ...
+
 
 class Receiver(Protocol):
     """One way in."""
@@ -70,6 +72,9 @@ class ReceivingEnd:
         self.close()
         self._plan = plan
         self._receiver = open_receiver(plan, offer, self._accelerator)
+        if plan.channel == "server_group":
+            assert offer is not None
+            self._engine.open_server_group(offer.place, offer.word)
 
     def held(self) -> int | None:
         """The version that the engine holds whole, and that an update may leave tensors of in place."""

@@ -54,9 +54,11 @@ def server_command(
     ports: Ports,
     node_rank: int = 0,
     group_host: str | None = None,
+    first_device: int | None = None,
 ) -> list[str]:
     """The command line of the engine's part on node ``node_rank`` of those it spans; ``group_host`` is its first node.
 
+    ``first_device``: of the devices that the process sees, where they are not those of the plan.
     Later ones win: the accelerator's arguments, the run's settings, ``--sglang-overrides``, the group's overrides.
     """
     arguments: dict[str, Any] = {
@@ -83,7 +85,7 @@ def server_command(
     if config.router_log_requests:
         arguments["log_requests"] = True
     if accelerator.capabilities.exclusive_devices:
-        arguments["base_gpu_id"] = plan.shares[node_rank].devices[0]
+        arguments["base_gpu_id"] = plan.shares[node_rank].devices[0] if first_device is None else first_device
     if len(plan.shares) > 1:
         arguments |= {"nnodes": len(plan.shares), "node_rank": node_rank}
     if plan.worker_type in (WorkerType.PREFILL, WorkerType.DECODE):

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Coroutine, Mapping
+from collections.abc import Mapping
 from itertools import count
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
+from accel.comm.backend_strings import weight_update_backend
 from accel.contract import Accelerator
 from rollout.deploy.addresses import base_url, parse_address
-from rollout.deploy.config import SGLangConfig
+from rollout.deploy.config import ServerChannel, SGLangConfig
+from rollout.deploy.hosts import LocalSpawner, Spawner
 from rollout.deploy.layout import EnginePlan, Layout
 from rollout.deploy.ports import PortLease
-from rollout.deploy.process import ServerProcess
 from rollout.deploy.router import AFFINITY_HEADER, Router, Worker
 from rollout.engines.errors import EngineError
 from rollout.engines.protocol import EngineCapabilities, EngineHealth, GenerateRequest, GenerateResult
@@ -28,15 +29,15 @@ from rollout.engines.sglang.command import (
     server_command,
     server_environment,
 )
+from rollout.engines.sglang.group_channel import open_group_channel
 from rollout.engines.sglang.http import HttpClient, Refusal, Unreachable
 from rollout.engines.sglang.recovery import Recovery
 from rollout.engines.sglang.requests import check_tokens, limit_of, needs_kept_ids, read_answer, request_body
-from rollout.engines.sglang.server import SGLangServer, all_of
+from rollout.engines.sglang.server import SGLangServer, all_of, first_failure
 from rollout.engines.sglang.weights import DiskChannel, ExpectedWeights, TensorChannel, WeightChannel
 from rollout.engines.torch_engine.detokenize import Detokenizer
 from samples.errors import InputError
 
-_HOST = "127.0.0.1"
 _ABORT_EVERY = 1.0  # seconds; a request that was on its way when the servers were told is met by the next call
 _ABORT_TIMEOUT = 60.0
 
@@ -58,8 +59,10 @@ class SGLangEngine:
         *,
         python: Path,
         log_dir: Path,
-        weight_channel: Literal["disk", "tensor"] = "disk",
+        weight_channel: ServerChannel = "disk",
+        spawner: Spawner | None = None,
     ) -> None:
+        """``spawner``: where the servers run; None: on this machine."""
         self._layout, self._settings, self._config, self._accelerator = layout, settings, config, accelerator
         self._python, self._log_dir = python, log_dir
         (self._model,) = layout.models
@@ -67,13 +70,15 @@ class SGLangEngine:
             if len(plan.shares) > 1:
                 raise InputError(f"engine {plan.name} spans nodes; this version starts servers on one machine only")
         self._ports = PortLease()
+        self._spawner = spawner or LocalSpawner(self._ports)
         self._client = HttpClient(connections=settings.max_running_requests * max(1, len(self._model.engines)))
         self._servers: list[SGLangServer] = []
         self._router: Router | None = None
         self._recovery: Recovery | None = None
-        self._channel: WeightChannel = (
-            DiskChannel(log_dir / "weights", settings.model_dir) if weight_channel == "disk" else TensorChannel()
-        )
+        self._channel: WeightChannel | None = None  # distributed: opened once the trainer is there
+        if weight_channel != "distributed":
+            disk = weight_channel == "disk"
+            self._channel = DiskChannel(log_dir / "weights", settings.model_dir) if disk else TensorChannel()
         self._expected: ExpectedWeights | None = None
         self._detokenizer: Detokenizer | None = None
         self._version = -1
@@ -127,12 +132,12 @@ class SGLangEngine:
             disaggregated=self._model.disaggregated,
         )
         try:
-            self._servers = [self._planned(plan) for plan in self._model.engines]
+            self._servers = [await self._planned(plan) for plan in self._model.engines]
             self._servers += [self._external(address) for address in self._model.external_engine_addrs]
             for server in self._servers:
                 server.launch()
             waits = [server.wait_ready(self._config.sglang_start_timeout) for server in self._servers]
-            await _first_failure(self._router.start(), *waits)
+            await first_failure(self._router.start(), *waits)
             for server in self._servers:
                 if not server.ours:
                     await check_adopted(server, self._settings, self._model.num_gpus_per_engine)
@@ -162,7 +167,8 @@ class SGLangEngine:
         try:
             await all_of(router.stop(), *(server.stop() for server in servers))
         finally:
-            self._channel.close()
+            if self._channel is not None:
+                self._channel.close()
             self._ports.close()
             await self._client.close()
 
@@ -226,7 +232,7 @@ class SGLangEngine:
         """Give a server that was started again what the others have."""
         if self._version < 0 or not self._model.updates_weights:
             return
-        await self._channel.reload(server)
+        await self._open_channel().reload(server)
         await self._check_version(server, self._version)
 
     async def abort(self, request_id: str | None = None) -> None:
@@ -251,6 +257,12 @@ class SGLangEngine:
         await all_of(*(server.resume() for server in self._servers))
         self._running().let_go("pause")
 
+    async def join_trainer(self, address: str, word: str) -> None:
+        channel = await open_group_channel(address, word, weight_update_backend(self._accelerator))
+        if self._channel is not None:
+            self._channel.close()
+        self._channel = channel
+
     async def begin_update(self, version: int) -> None:  # noqa: ARG002 - the servers get it with the last tensor
         assert self._expected is not None
         recovery = self._running()
@@ -259,17 +271,17 @@ class SGLangEngine:
         await all_of(*(server.pause("retract") for server in self._updated()))
         self._expected.begin()
         self._update_failure = ""
-        await self._channel.begin(self._updated())
+        await self._open_channel().begin(self._updated())
 
     async def update_weights(self, tensors: Mapping[str, torch.Tensor]) -> None:
         assert self._expected is not None
         self._expected.check(tensors)
-        await self._channel.send(tensors)
+        await self._open_channel().send(tensors)
 
     async def commit_update(self, version: int) -> None:
         assert self._expected is not None
         self._expected.check_whole()
-        await self._channel.finish(str(version))
+        await self._open_channel().finish(str(version))
         await all_of(*(self._check_version(server, version) for server in self._updated()))
         await all_of(*(server.flush() for server in self._updated()))
         self._version = version
@@ -325,17 +337,30 @@ class SGLangEngine:
             raise EngineError("the engine is not running: call start() first")
         return self._recovery
 
+    def _open_channel(self) -> WeightChannel:
+        if self._channel is None:
+            raise EngineError("the weight channel to the trainer is not open: call join_trainer() first")
+        return self._channel
+
     def _updated(self) -> list[SGLangServer]:
         return self._servers if self._model.updates_weights else []
 
-    def _planned(self, plan: EnginePlan) -> SGLangServer:
-        ports = Ports(http=self._ports.take(_HOST), group=self._ports.take(_HOST))
+    async def _planned(self, plan: EnginePlan) -> SGLangServer:
+        host = await self._spawner.host_of(plan)
+        ports = Ports(http=await host.take_port(), group=await host.take_port())
         command = server_command(
-            self._python, plan, self._settings, self._config, self._accelerator, host=_HOST, ports=ports
+            self._python,
+            plan,
+            self._settings,
+            self._config,
+            self._accelerator,
+            host=host.address,
+            ports=ports,
+            first_device=host.first_device,
         )
         environment = server_environment(self._accelerator, self._settings)
-        process = ServerProcess(f"server {plan.name}", command, self._log_dir / f"{plan.name}.log", environment)
-        return SGLangServer(f"server {plan.name}", base_url(_HOST, ports.http), self._client, process)
+        program = host.program(f"server {plan.name}", command, self._log_dir / f"{plan.name}.log", environment)
+        return SGLangServer(f"server {plan.name}", base_url(host.address, ports.http), self._client, program)
 
     def _external(self, address: str) -> SGLangServer:
         host, port = parse_address(address, EXTERNAL_FLAG)
@@ -361,18 +386,6 @@ class SGLangEngine:
     def _check_frees(self) -> None:
         if not self.capabilities.frees_memory:
             raise EngineError(f"SGLang servers on {self._accelerator.name} cannot give memory back while they run")
-
-
-async def _first_failure(*calls: Coroutine[Any, Any, None]) -> None:
-    """Await all; the first that fails cancels the others and is raised."""
-    tasks = [asyncio.ensure_future(call) for call in calls]
-    try:
-        await asyncio.gather(*tasks)
-    except BaseException:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        raise
 
 
 def _affinity(request: GenerateRequest) -> str:

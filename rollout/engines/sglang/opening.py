@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
 
 import torch
 
 from accel.contract import Accelerator
 from rollout.config import RolloutConfig
-from rollout.deploy.config import SGLangConfig
+from rollout.deploy.config import ServerChannel, SGLangConfig
+from rollout.deploy.hosts import Spawner
 from rollout.deploy.interpreter import sglang_python
 from rollout.deploy.layout import Layout
 from rollout.engines.sglang.command import ServerSettings
@@ -32,7 +32,8 @@ def open_servers(
     seed: int,
     threads: int,
     trust_remote_code: bool,
-    weight_channel: Literal["disk", "tensor"] = "disk",
+    weight_channel: ServerChannel = "disk",
+    spawner: Spawner | None = None,
 ) -> SGLangEngine:
     """Raises InputError where there is no Python with SGLang."""
     max_total_tokens = config.engine_max_total_tokens
@@ -59,4 +60,5 @@ def open_servers(
         python=sglang_python(sglang.sglang_python),
         log_dir=Path(sglang.sglang_log_dir),
         weight_channel=weight_channel,
+        spawner=spawner,
     )

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
 
-from rollout.deploy.process import ServerProcess
+from rollout.deploy.hosts import Program
 from rollout.engines.errors import EngineError
 from rollout.engines.sglang.http import HttpClient
 from samples.errors import InputError
@@ -31,12 +32,13 @@ class SGLangServer:
     0.5.23 on demand and older ones do not know.
     """
 
-    def __init__(self, name: str, url: str, client: HttpClient, process: ServerProcess | None = None) -> None:
+    def __init__(self, name: str, url: str, client: HttpClient, process: Program | None = None) -> None:
         self.name, self.url = name, url
         self._client, self._process = client, process
         self.update_session = False
         self.tensor_parallel_size = 1
         self.version = "unknown"
+        self._paths: frozenset[str] = frozenset()
 
     @property
     def ours(self) -> bool:
@@ -64,7 +66,7 @@ class SGLangServer:
     async def _probe(self) -> None:
         """Ask it what it has: endpoints and version."""
         described = await self._client.get(f"{self.url}/openapi.json")
-        paths = set(described["paths"])
+        self._paths = paths = frozenset(described["paths"])
         info = await self.server_info()
         self.version, self.tensor_parallel_size = str(info["version"]), int(info["tp_size"])
         missing = [path for path in NEEDED if path not in paths]
@@ -127,6 +129,34 @@ class SGLangServer:
         body = {"model_path": str(directory), "load_format": "auto"}  # it was started with dummy weights
         await self._update("update_weights_from_disk", body, version)
 
+    async def join_group(self, group: str, *, host: str, port: int, offset: int, size: int, backend: str) -> None:
+        """Make its ranks, from ``offset`` on, members of a group of ``size`` whose store is at ``host``. Returns when
+        all are there."""
+        body = {"master_address": host, "master_port": port, "rank_offset": offset, "world_size": size}
+        await self._update("init_weights_update_group", body | {"group_name": group, "backend": backend}, None)
+
+    async def leave_group(self, group: str) -> None:
+        await self._update("destroy_weights_update_group", {"group_name": group}, None)
+
+    async def update_from_group(
+        self, group: str, *, names: list[str], dtypes: list[str], shapes: list[list[int]]
+    ) -> None:
+        """Take these tensors as rank 0 of ``group`` broadcasts them, one by one."""
+        body: dict[str, Any] = {"names": names, "dtypes": dtypes, "shapes": shapes, "group_name": group}
+        await self._update("update_weights_from_distributed", body | {"flush_cache": False}, None)
+
+    async def set_version(self, version: str) -> None:
+        await self._control("update_weight_version", new_version=version, abort_all_requests=False)
+
+    def check_has(self, paths: tuple[str, ...], flag: str) -> None:
+        """EngineError where it lacks what ``flag`` needs."""
+        missing = [path for path in paths if path not in self._paths]
+        if missing:
+            raise EngineError(
+                f"{self.name} ({self.url}) is SGLang {self.version} without {', '.join(missing)}, which {flag} needs: "
+                "use 0.5.23, which this is tested with, or another channel"
+            )
+
     async def post(self, path: str, body: dict[str, Any], timeout: float) -> Any:
         return await self._client.post(f"{self.url}/{path}", body, timeout=timeout)
 
@@ -156,3 +186,15 @@ async def all_of(*calls: Any) -> list[Any]:
         if isinstance(result, BaseException):
             raise result
     return results
+
+
+async def first_failure(*calls: Coroutine[Any, Any, None]) -> None:
+    """Await all; the first that fails cancels the others and is raised."""
+    tasks = [asyncio.ensure_future(call) for call in calls]
+    try:
+        await asyncio.gather(*tasks)
+    except BaseException:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        raise

@@ -13,17 +13,18 @@ def weight_update_problems(config: RunConfig) -> Iterator[str]:
         return
     weights = config.weights
     channel = weights.weight_update_channel
-    if channel == "distributed" and config.job.launcher == "inline":
+    serves = choose_engine(config.rollout)[0] == "sglang"
+    if channel == "distributed" and config.job.launcher == "inline" and not serves:
         yield (
             "--weight-update-channel distributed with --launcher inline: one process has no process group with itself; "
             "use tensor, or --launcher ray"
         )
-    if choose_engine(config.rollout)[0] != "sglang":
+    if not serves:
         return
-    if channel in ("distributed", "disk_delta"):
+    if channel == "disk_delta":
         yield (
-            f"--weight-update-channel {channel} with --rollout-engine sglang: servers take weights from disk or in the "
-            "request; use disk or tensor"
+            "--weight-update-channel disk_delta with --rollout-engine sglang: servers take whole updates; use disk, "
+            "tensor or distributed"
         )
     if weights.check_weight_update_equal:
         yield (
