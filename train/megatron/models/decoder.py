@@ -27,6 +27,12 @@ USED_FIELDS = frozenset(
     }
 )
 
+# What every such decoder takes of its activation and of dropout.
+ACCEPTED: dict[str, tuple[Any, ...]] = {"hidden_act": ("silu", "swish"), "attention_dropout": (0.0, None)}
+
+# The three decide layer_types, which is what a forward pass reads.
+DECIDE_LAYER_TYPES = frozenset({"use_sliding_window", "sliding_window", "max_window_layers"})
+
 SLIDING, GLOBAL = "sliding_attention", "full_attention"
 
 _M = "decoder.layers.{layer}."

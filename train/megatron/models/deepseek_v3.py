@@ -8,21 +8,32 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from train.megatron.models.decoder import EMBEDDING, FINAL_NORM, HEAD, NORMS, block_spec, decoder_config, tensor_shapes
+from train.megatron.models.decoder import (
+    ACCEPTED,
+    EMBEDDING,
+    FINAL_NORM,
+    HEAD,
+    NORMS,
+    block_spec,
+    decoder_config,
+    tensor_shapes,
+)
 from train.megatron.models.family import ModelFamily
 from train.megatron.models.fields import WITHOUT_EFFECT, ConfigFields
 from train.megatron.models.glm4_moe import MIXTURE_FIELDS, sigmoid_mixture, sigmoid_mixture_shapes
-from train.megatron.models.heads import head_geometry
 from train.megatron.models.mixture import (
+    ROUTED_EXPERTS,
     SIGMOID_ROUTER,
     WITHOUT_EFFECT_OF_ROUTER,
+    check_dense_first,
     check_sigmoid_mixture,
+    dense_first,
     layers_beyond,
     mlp_rows,
     router_bias_row,
     shared_expert_rows,
 )
-from train.megatron.models.rope import inverse_frequencies, unsupported_latent_rope
+from train.megatron.models.rope import unsupported_latent_rope
 from train.megatron.weights.table import COLUMN, ROW, LayerChoice, WeightEntry, WeightTable
 
 _M = "decoder.layers.{layer}.self_attention."
@@ -31,10 +42,6 @@ _H = "model.layers.{layer}.self_attn."
 LATENT_FIELDS = frozenset(
     {"q_lora_rank", "kv_lora_rank", "qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim", "num_attention_heads"}
 )
-
-
-def is_mixture(hf_config: Any, layer: int) -> bool:
-    return layer >= int(hf_config.first_k_dense_replace)
 
 
 def _compresses_queries(hf_config: Any, _layer: int) -> bool:
@@ -137,18 +144,12 @@ def _unsupported_latent(hf_config: Any) -> str | None:
     return check_sigmoid_mixture(hf_config)
 
 
-def _unsupported_layers(hf_config: Any) -> str | None:
-    first = hf_config.first_k_dense_replace
-    valid = isinstance(first, int) and first >= 0
-    return None if valid else f"first_k_dense_replace={first!r} has to be a number of layers"
-
-
 def latent_family(
     model_type: str,
     is_mixture: LayerChoice,
     *,
     layer_fields: frozenset[str],
-    unsupported_layers: Callable[[Any], str | None] = _unsupported_layers,
+    unsupported_layers: Callable[[Any], str | None] = check_dense_first,
 ) -> ModelFamily:
     """A family of this shape; ``is_mixture`` goes by ``layer_fields``, which ``unsupported_layers`` checks."""
     return ModelFamily(
@@ -166,9 +167,8 @@ def latent_family(
                 "tie_word_embeddings",
                 "num_key_value_heads",
             },
-            accepts={
-                "hidden_act": ("silu", "swish"),
-                "attention_dropout": (0.0, None),
+            accepts=ACCEPTED
+            | {
                 "attention_bias": (False,),
                 "norm_topk_prob": (True,),
                 "rope_interleave": (True,),
@@ -191,17 +191,15 @@ def latent_family(
                 HEAD,
             ),
             ignored=("model.layers.{layer}.self_attn.rotary_emb.inv_freq",),
-            experts=lambda hf_config: hf_config.n_routed_experts,
+            experts=ROUTED_EXPERTS.count,
             beyond=layers_beyond,
         ),
         transformer_config=transformer_config,
         gpt_model=gpt_model,
         layer_spec=latent_spec(is_mixture),
-        inverse_frequencies=inverse_frequencies,
-        heads=head_geometry,
         shapes=shapes,
         shared=("num_attention_heads", "intermediate_size", "moe_intermediate_size"),
     )
 
 
-FAMILY = latent_family("deepseek_v3", is_mixture, layer_fields=frozenset({"first_k_dense_replace"}))
+FAMILY = latent_family("deepseek_v3", dense_first, layer_fields=frozenset({"first_k_dense_replace"}))

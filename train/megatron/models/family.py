@@ -6,7 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from train.megatron.models.decoder import decoder_arguments
 from train.megatron.models.fields import ConfigFields
+from train.megatron.models.heads import head_geometry
+from train.megatron.models.rope import inverse_frequencies
 from train.megatron.weights.table import WeightTable
 from train.megatron.weights.transforms import HeadGeometry
 
@@ -30,11 +33,11 @@ class ModelFamily:
     fields: ConfigFields
     weights: WeightTable
     transformer_config: Callable[[Any], dict[str, Any]]
-    gpt_model: Callable[[Any], dict[str, Any]]
     layer_spec: Callable[[Any, Any], Any]
-    inverse_frequencies: Callable[[Any], Any]
-    heads: Callable[[Any, int | None], HeadGeometry]
     shapes: Callable[[Any], dict[str, tuple[int, ...]]]
+    gpt_model: Callable[[Any], dict[str, Any]] = decoder_arguments
+    inverse_frequencies: Callable[[Any], Any] = inverse_frequencies
+    heads: Callable[[Any, int | None], HeadGeometry] = head_geometry
     shared: tuple[str, ...] = ("num_key_value_heads", "num_attention_heads", "intermediate_size")
     also_shared: Callable[[Any], dict[str, int]] | None = None
     adapt: Callable[[Any, Any], None] | None = None

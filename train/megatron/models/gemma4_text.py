@@ -16,6 +16,7 @@ from train.megatron.models.decoder import (
     GLOBAL,
     HEAD,
     SLIDING,
+    USED_FIELDS,
     block_spec,
     core_attention,
     layer_spec,
@@ -25,13 +26,16 @@ from train.megatron.models.decoder import (
 )
 from train.megatron.models.family import ModelFamily
 from train.megatron.models.fields import WITHOUT_EFFECT, ConfigFields
-from train.megatron.models.mixture import check_choice, mixture_config
+from train.megatron.models.mixture import ExpertFields, check_choice, mixture_config
 from train.megatron.weights.table import COLUMN, ROW, WeightEntry, WeightTable
 from train.megatron.weights.transforms import MERGE_GATE_UP, MERGE_QK, HeadGeometry
 
 _M = "decoder.layers.{layer}."
 _H = "model.layers.{layer}."
 _EXPERT = _M + "mlp.mixture.experts.local_experts.{expert}."
+
+
+EXPERTS = ExpertFields(per_token="top_k_experts")
 
 
 def head_sizes(hf_config: Any, layer: int | str) -> tuple[int, int]:
@@ -120,12 +124,7 @@ def transformer_config(hf_config: Any) -> dict[str, Any]:
         "attention_dropout": 0.0,
     }
     if hf_config.enable_moe_block:
-        built |= mixture_config(
-            hf_config,
-            experts=hf_config.num_experts,
-            width=hf_config.moe_intermediate_size,
-            per_token=hf_config.top_k_experts,
-        )
+        built |= mixture_config(hf_config, EXPERTS)
     return built
 
 
@@ -261,7 +260,7 @@ def _unsupported(hf_config: Any) -> str | None:
         return reason
     if not hf_config.enable_moe_block:
         return None
-    return check_choice(hf_config, per_token="top_k_experts")
+    return check_choice(hf_config, EXPERTS)
 
 
 def shapes(hf_config: Any) -> dict[str, tuple[int, ...]]:
@@ -306,26 +305,9 @@ def shapes(hf_config: Any) -> dict[str, tuple[int, ...]]:
 FAMILY = ModelFamily(
     model_type="gemma4_text",
     fields=ConfigFields(
-        used=frozenset(
-            {
-                "vocab_size",
-                "hidden_size",
-                "intermediate_size",
-                "num_hidden_layers",
-                "num_attention_heads",
-                "num_key_value_heads",
-                "head_dim",
-                "rms_norm_eps",
-                "tie_word_embeddings",
-                "sliding_window",
-                "final_logit_softcapping",
-                "attention_k_eq_v",
-                "enable_moe_block",
-                "num_experts",
-                "top_k_experts",
-                "moe_intermediate_size",
-            }
-        ),
+        used=USED_FIELDS
+        | EXPERTS.names
+        | {"sliding_window", "final_logit_softcapping", "attention_k_eq_v", "enable_moe_block"},
         accepts={
             "hidden_activation": ("gelu_pytorch_tanh",),
             "attention_bias": (False,),
@@ -342,7 +324,7 @@ FAMILY = ModelFamily(
     ),
     weights=WeightTable(
         entries=(EMBEDDING, *LAYER, FINAL_NORM, HEAD),
-        experts=lambda hf_config: hf_config.num_experts if hf_config.enable_moe_block else 0,
+        experts=lambda hf_config: EXPERTS.count(hf_config) if hf_config.enable_moe_block else 0,
     ),
     transformer_config=transformer_config,
     gpt_model=gpt_model,

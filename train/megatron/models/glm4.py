@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from train.megatron.models.decoder import (
+    ACCEPTED,
     ATTENTION,
     EMBEDDING,
     FINAL_NORM,
@@ -13,7 +14,6 @@ from train.megatron.models.decoder import (
     POST_NORMS,
     USED_FIELDS,
     block_spec,
-    decoder_arguments,
     decoder_config,
     layer_spec,
     qkv_bias,
@@ -21,8 +21,7 @@ from train.megatron.models.decoder import (
 )
 from train.megatron.models.family import ModelFamily
 from train.megatron.models.fields import WITHOUT_EFFECT, ConfigFields
-from train.megatron.models.heads import head_geometry
-from train.megatron.models.rope import inverse_frequencies, unsupported_partial_rope
+from train.megatron.models.rope import unsupported_partial_rope
 from train.megatron.weights.table import COLUMN, ROW, WeightEntry, WeightTable
 from train.megatron.weights.transforms import MERGE_GATE_UP
 
@@ -69,7 +68,7 @@ FAMILY = ModelFamily(
     model_type="glm4",
     fields=ConfigFields(
         used=USED_FIELDS | {"attention_bias"},
-        accepts={"hidden_act": ("silu", "swish"), "attention_dropout": (0.0, None)},
+        accepts=ACCEPTED,
         checks={"rope_parameters": unsupported_partial_rope},
         without_effect=WITHOUT_EFFECT,
     ),
@@ -86,9 +85,6 @@ FAMILY = ModelFamily(
         )
     ),
     transformer_config=transformer_config,
-    gpt_model=decoder_arguments,
     layer_spec=spec,
-    inverse_frequencies=inverse_frequencies,
-    heads=head_geometry,
     shapes=shapes,
 )

@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from train.megatron.models.decoder import (
+    ACCEPTED,
     ATTENTION,
     EMBEDDING,
     FINAL_NORM,
     HEAD,
     NORMS,
     USED_FIELDS,
-    decoder_arguments,
     decoder_config,
     qk_norm,
     qkv_bias,
@@ -19,11 +19,13 @@ from train.megatron.models.decoder import (
 )
 from train.megatron.models.family import ModelFamily
 from train.megatron.models.fields import WITHOUT_EFFECT, ConfigFields
-from train.megatron.models.heads import head_geometry
 from train.megatron.models.mixture import (
+    ROUTED_EXPERTS,
     SIGMOID_ROUTER,
     WITHOUT_EFFECT_OF_ROUTER,
+    check_dense_first,
     check_sigmoid_mixture,
+    dense_first,
     layers_beyond,
     mixture_config,
     mixture_shapes,
@@ -35,34 +37,24 @@ from train.megatron.models.mixture import (
     shared_expert_shapes,
     sigmoid_router_config,
 )
-from train.megatron.models.rope import inverse_frequencies, unsupported_partial_rope
+from train.megatron.models.rope import unsupported_partial_rope
 from train.megatron.weights.table import WeightTable
 
 _BIAS = "model.layers.{layer}.mlp.gate.e_score_correction_bias"
 
 
-def is_mixture(hf_config: Any, layer: int) -> bool:
-    return layer >= int(hf_config.first_k_dense_replace)
-
-
 def sigmoid_mixture(hf_config: Any) -> dict[str, Any]:
     """Arguments of TransformerConfig for this router and these experts, which DeepSeek-V3 began with."""
-    mixture = mixture_config(
-        hf_config,
-        experts=hf_config.n_routed_experts,
-        width=hf_config.moe_intermediate_size,
-        per_token=hf_config.num_experts_per_tok,
-        shared_width=hf_config.moe_intermediate_size * hf_config.n_shared_experts,
-    )
+    mixture = mixture_config(hf_config, ROUTED_EXPERTS, hf_config.moe_intermediate_size * hf_config.n_shared_experts)
     return mixture | sigmoid_router_config(hf_config.routed_scaling_factor) | router_groups(hf_config)
 
 
 def sigmoid_mixture_shapes(hf_config: Any) -> dict[str, tuple[int, ...]]:
-    hidden, width = hf_config.hidden_size, hf_config.moe_intermediate_size
+    hidden, width = hf_config.hidden_size, ROUTED_EXPERTS.width_of(hf_config)
     return (
-        mixture_shapes(hidden, hf_config.n_routed_experts, width)
+        mixture_shapes(hf_config, ROUTED_EXPERTS)
         | shared_expert_shapes(hidden, width * hf_config.n_shared_experts, "shared_experts")
-        | {_BIAS: (hf_config.n_routed_experts,)}
+        | {_BIAS: (ROUTED_EXPERTS.count(hf_config),)}
     )
 
 
@@ -75,28 +67,17 @@ def shapes(hf_config: Any) -> dict[str, tuple[int, ...]]:
     return tensor_shapes(hf_config) | sigmoid_mixture_shapes(hf_config)
 
 
-MIXTURE_FIELDS = frozenset(
-    {
-        "n_routed_experts",
-        "n_shared_experts",
-        "num_experts_per_tok",
-        "moe_intermediate_size",
-        "routed_scaling_factor",
-        "n_group",
-        "topk_group",
-    }
-)
+MIXTURE_FIELDS = ROUTED_EXPERTS.names | {"n_shared_experts", "routed_scaling_factor", "n_group", "topk_group"}
 
 FAMILY = ModelFamily(
     model_type="glm4_moe",
     fields=ConfigFields(
         used=USED_FIELDS | MIXTURE_FIELDS | {"attention_bias", "use_qk_norm", "first_k_dense_replace"},
-        accepts={"hidden_act": ("silu", "swish"), "attention_dropout": (0.0, None), "norm_topk_prob": (True,)}
-        | SIGMOID_ROUTER,
+        accepts=ACCEPTED | {"norm_topk_prob": (True,)} | SIGMOID_ROUTER,
         checks={"rope_parameters": unsupported_partial_rope},
         # layers that predict further tokens are not trained, and not exported
         without_effect=WITHOUT_EFFECT | WITHOUT_EFFECT_OF_ROUTER | {"num_mtp_layers"},
-        together=check_sigmoid_mixture,
+        together=lambda hf_config: check_dense_first(hf_config) or check_sigmoid_mixture(hf_config),
     ),
     weights=WeightTable(
         entries=(
@@ -105,18 +86,15 @@ FAMILY = ModelFamily(
             *qkv_bias(lambda hf_config, _: hf_config.attention_bias),
             *qk_norm(lambda hf_config, _: hf_config.use_qk_norm),
             *NORMS,
-            *mlp_rows(is_mixture, (router_bias_row(is_mixture),), shared_expert_rows(is_mixture, "shared_experts")),
+            *mlp_rows(dense_first, (router_bias_row(dense_first),), shared_expert_rows(dense_first, "shared_experts")),
             FINAL_NORM,
             HEAD,
         ),
-        experts=lambda hf_config: hf_config.n_routed_experts,
+        experts=ROUTED_EXPERTS.count,
         beyond=layers_beyond,
     ),
     transformer_config=transformer_config,
-    gpt_model=decoder_arguments,
-    layer_spec=mixture_spec(is_mixture),
-    inverse_frequencies=inverse_frequencies,
-    heads=head_geometry,
+    layer_spec=mixture_spec(dense_first),
     shapes=shapes,
     shared=("num_key_value_heads", "num_attention_heads", "intermediate_size", "moe_intermediate_size"),
 )

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from train.megatron.models.decoder import (
+    ACCEPTED,
     ATTENTION,
     EMBEDDING,
     FINAL_NORM,
@@ -17,7 +18,6 @@ from train.megatron.models.decoder import (
     USED_FIELDS,
     block_spec,
     core_attention,
-    decoder_arguments,
     decoder_config,
     layer_spec,
     tensor_shapes,
@@ -27,9 +27,8 @@ from train.megatron.models.decoder import (
 )
 from train.megatron.models.family import ModelFamily
 from train.megatron.models.fields import WITHOUT_EFFECT, ConfigFields
-from train.megatron.models.heads import head_geometry
-from train.megatron.models.mixture import WITHOUT_EFFECT_OF_ROUTER, check_choice, mixture_config
-from train.megatron.models.rope import inverse_frequencies, unsupported_rope
+from train.megatron.models.mixture import WITHOUT_EFFECT_OF_ROUTER, ExpertFields, check_choice, mixture_config
+from train.megatron.models.rope import unsupported_rope
 from train.megatron.weights.table import COLUMN, WeightEntry, WeightTable
 from train.megatron.weights.transforms import IDENTITY, TRANSPOSE, TRANSPOSE_GATE_UP
 
@@ -49,13 +48,11 @@ MIXTURE = (
 )
 
 
+EXPERTS = ExpertFields(experts="num_local_experts", width="intermediate_size")
+
+
 def transformer_config(hf_config: Any) -> dict[str, Any]:
-    mixture = mixture_config(
-        hf_config,
-        experts=hf_config.num_local_experts,
-        width=hf_config.intermediate_size,
-        per_token=hf_config.num_experts_per_tok,
-    )
+    mixture = mixture_config(hf_config, EXPERTS)
     return decoder_config(hf_config) | mixture | {"add_bias_linear": True}
 
 
@@ -99,37 +96,31 @@ def shapes(hf_config: Any) -> dict[str, tuple[int, ...]]:
 def _unsupported(hf_config: Any) -> str | None:
     if not hf_config.swiglu_limit > 0:
         return f"swiglu_limit={hf_config.swiglu_limit!r} has to be above 0"
-    return unsupported_window(hf_config) or check_choice(
-        hf_config, experts="num_local_experts", width="intermediate_size"
-    )
+    return unsupported_window(hf_config) or check_choice(hf_config, EXPERTS)
 
 
 FAMILY = ModelFamily(
     model_type="gpt_oss",
     fields=ConfigFields(
         used=USED_FIELDS
+        | EXPERTS.names
         | {
-            "num_local_experts",
-            "num_experts_per_tok",
             "swiglu_alpha",
             "swiglu_limit",
             "layer_types",
             "sliding_window",
         },
-        accepts={"hidden_act": ("silu", "swish"), "attention_dropout": (0.0, None), "attention_bias": (True,)},
+        accepts=ACCEPTED | {"attention_bias": (True,)},
         checks={"rope_parameters": unsupported_rope, "layer_types": unsupported_kinds},
         without_effect=WITHOUT_EFFECT | WITHOUT_EFFECT_OF_ROUTER,
         together=_unsupported,
     ),
     weights=WeightTable(
         entries=(EMBEDDING, *ATTENTION, *QKV_BIAS, PROJECTION_BIAS, SINKS, *NORMS, *MIXTURE, FINAL_NORM, HEAD),
-        experts=lambda hf_config: hf_config.num_local_experts,
+        experts=EXPERTS.count,
     ),
     transformer_config=transformer_config,
-    gpt_model=decoder_arguments,
     layer_spec=spec,
-    inverse_frequencies=inverse_frequencies,
-    heads=head_geometry,
     shapes=shapes,
     shared=("num_key_value_heads", "num_attention_heads"),
 )

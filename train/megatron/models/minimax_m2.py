@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from train.megatron.models.decoder import (
+    ACCEPTED,
     ATTENTION,
     EMBEDDING,
     FINAL_NORM,
@@ -12,16 +13,16 @@ from train.megatron.models.decoder import (
     NORMS,
     USED_FIELDS,
     block_spec,
-    decoder_arguments,
     decoder_config,
     layer_spec,
     tensor_shapes,
 )
 from train.megatron.models.family import ModelFamily
 from train.megatron.models.fields import WITHOUT_EFFECT, ConfigFields
-from train.megatron.models.heads import head_dim, head_geometry
+from train.megatron.models.heads import head_dim
 from train.megatron.models.mixture import (
     WITHOUT_EFFECT_OF_ROUTER,
+    ExpertFields,
     check_choice,
     expert_rows,
     layers_beyond,
@@ -30,7 +31,7 @@ from train.megatron.models.mixture import (
     router_bias_row,
     sigmoid_router_config,
 )
-from train.megatron.models.rope import inverse_frequencies, unsupported_partial_rope
+from train.megatron.models.rope import unsupported_partial_rope
 from train.megatron.weights.table import COLUMN, WeightEntry, WeightTable
 
 _BLOCK = "model.layers.{layer}.block_sparse_moe."
@@ -40,17 +41,15 @@ _ATTENTION = "decoder.layers.{layer}.self_attention."
 _SELF_ATTN = "model.layers.{layer}.self_attn."
 
 
+EXPERTS = ExpertFields(experts="num_local_experts", width="intermediate_size")
+
+
 def is_mixture(_hf_config: Any, _layer: int) -> bool:
     return True
 
 
 def transformer_config(hf_config: Any) -> dict[str, Any]:
-    mixture = mixture_config(
-        hf_config,
-        experts=hf_config.num_local_experts,
-        width=hf_config.intermediate_size,
-        per_token=hf_config.num_experts_per_tok,
-    )
+    mixture = mixture_config(hf_config, EXPERTS)
     # Not qk_layernorm: Megatron sums the gradients of such norms over the ranks, and here each rank has its own part.
     return decoder_config(hf_config) | mixture | sigmoid_router_config()
 
@@ -68,12 +67,12 @@ def spec(config: Any, hf_config: Any) -> Any:
 
 
 def shapes(hf_config: Any) -> dict[str, tuple[int, ...]]:
-    dim, experts = head_dim(hf_config), hf_config.num_local_experts
+    dim = head_dim(hf_config)
     return (
         tensor_shapes(hf_config)
-        | mixture_shapes(hf_config.hidden_size, experts, hf_config.intermediate_size, _NAMES, _BLOCK)
+        | mixture_shapes(hf_config, EXPERTS, _NAMES, _BLOCK)
         | {
-            _BIAS: (experts,),
+            _BIAS: (EXPERTS.count(hf_config),),
             _SELF_ATTN + "q_norm.weight": (hf_config.num_attention_heads * dim,),
             _SELF_ATTN + "k_norm.weight": (hf_config.num_key_value_heads * dim,),
         }
@@ -102,12 +101,11 @@ def _no_linear_attention(kinds: Any) -> str | None:
 FAMILY = ModelFamily(
     model_type="minimax_m2",
     fields=ConfigFields(
-        used=USED_FIELDS | {"num_local_experts", "num_experts_per_tok"},
-        accepts={"hidden_act": ("silu", "swish"), "attention_dropout": (0.0, None), "router_jitter_noise": (0.0,)}
-        | PUBLISHED,
+        used=USED_FIELDS | EXPERTS.names,
+        accepts=ACCEPTED | {"router_jitter_noise": (0.0,)} | PUBLISHED,
         checks={"rope_parameters": unsupported_partial_rope, "attn_type_list": _no_linear_attention},
         without_effect=WITHOUT_EFFECT | WITHOUT_EFFECT_OF_ROUTER,
-        together=lambda hf_config: check_choice(hf_config, experts="num_local_experts", width="intermediate_size"),
+        together=lambda hf_config: check_choice(hf_config, EXPERTS),
     ),
     weights=WeightTable(
         entries=(
@@ -121,14 +119,11 @@ FAMILY = ModelFamily(
             FINAL_NORM,
             HEAD,
         ),
-        experts=lambda hf_config: hf_config.num_local_experts,
+        experts=EXPERTS.count,
         beyond=layers_beyond,
     ),
     transformer_config=transformer_config,
-    gpt_model=decoder_arguments,
     layer_spec=spec,
-    inverse_frequencies=inverse_frequencies,
-    heads=head_geometry,
     shapes=shapes,
     shared=("num_key_value_heads", "num_attention_heads"),
 )

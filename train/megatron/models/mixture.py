@@ -7,6 +7,7 @@ router to the policy gradient, as transformers does unless a caller adds the los
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from train.megatron.models.decoder import block_spec, dense_mlp, layer_spec
@@ -56,14 +57,33 @@ def mlp_rows(is_mixture: LayerChoice, *others: tuple[WeightEntry, ...]) -> tuple
     return (*dense, *(row for rows in (expert_rows(is_mixture), *others) for row in rows))
 
 
-def mixture_config(
-    hf_config: Any, *, experts: int, width: int, per_token: int, shared_width: int | None = None
-) -> dict[str, Any]:
-    """Arguments of TransformerConfig for softmax routing over ``experts`` of ``width``, ``per_token`` of them each."""
+@dataclass(frozen=True)
+class ExpertFields:
+    """What a config calls the number of experts, how many a token goes through, and how wide one is."""
+
+    experts: str = "num_experts"
+    per_token: str = "num_experts_per_tok"
+    width: str = "moe_intermediate_size"
+
+    @property
+    def names(self) -> frozenset[str]:
+        return frozenset((self.experts, self.per_token, self.width))
+
+    def count(self, hf_config: Any) -> int:
+        """Experts in a layer that has any."""
+        return int(getattr(hf_config, self.experts))
+
+    def width_of(self, hf_config: Any) -> int:
+        """The width of one expert."""
+        return int(getattr(hf_config, self.width))
+
+
+def mixture_config(hf_config: Any, fields: ExpertFields, shared_width: int | None = None) -> dict[str, Any]:
+    """Arguments of TransformerConfig for softmax routing over experts."""
     return {
-        "num_moe_experts": experts,
-        "moe_ffn_hidden_size": width,
-        "moe_router_topk": per_token,
+        "num_moe_experts": fields.count(hf_config),
+        "moe_ffn_hidden_size": fields.width_of(hf_config),
+        "moe_router_topk": getattr(hf_config, fields.per_token),
         "moe_shared_expert_intermediate_size": shared_width,
         "moe_router_load_balancing_type": "none",
         "moe_aux_loss_coeff": 0.0,
@@ -91,15 +111,9 @@ def router_groups(hf_config: Any) -> dict[str, Any]:
     return {"moe_router_num_groups": hf_config.n_group, "moe_router_group_topk": hf_config.topk_group}
 
 
-def check_choice(
-    hf_config: Any,
-    experts: str = "num_experts",
-    per_token: str = "num_experts_per_tok",
-    width: str = "moe_intermediate_size",
-    *,
-    renormalised: bool = True,
-) -> str | None:
-    """Why the experts cannot be chosen so, or None; the fields by name, renormalised: their weights sum to 1."""
+def check_choice(hf_config: Any, fields: ExpertFields, *, renormalised: bool = True) -> str | None:
+    """Why the experts cannot be chosen so, or None; renormalised: their weights sum to 1."""
+    experts, per_token, width = fields.experts, fields.per_token, fields.width
     count, chosen, size = (getattr(hf_config, name) for name in (experts, per_token, width))
     if not isinstance(count, int) or count < 1:
         return f"{experts}={count!r}, and a mixture needs experts"
@@ -115,9 +129,24 @@ def check_choice(
     return None
 
 
+ROUTED_EXPERTS = ExpertFields(experts="n_routed_experts")
+
+
+def dense_first(hf_config: Any, layer: int) -> bool:
+    """Whether a layer has experts, where the first ``first_k_dense_replace`` have none."""
+    return layer >= int(hf_config.first_k_dense_replace)
+
+
+def check_dense_first(hf_config: Any) -> str | None:
+    """Why ``first_k_dense_replace`` cannot be used, or None."""
+    first = hf_config.first_k_dense_replace
+    valid = isinstance(first, int) and first >= 0
+    return None if valid else f"first_k_dense_replace={first!r} has to be a number of layers"
+
+
 def check_sigmoid_mixture(hf_config: Any) -> str | None:
     """Why this router and these experts of DeepSeek-V3's kind cannot be used, or None."""
-    if reason := check_choice(hf_config, experts="n_routed_experts"):
+    if reason := check_choice(hf_config, ROUTED_EXPERTS):
         return reason
     if not hf_config.n_shared_experts >= 1:
         return f"n_shared_experts={hf_config.n_shared_experts!r}, and layers without shared experts are not implemented"
@@ -149,13 +178,13 @@ def router_bias_row(is_mixture: LayerChoice, name: str = _H + "gate.e_score_corr
 
 
 def mixture_shapes(
-    hidden: int,
-    experts: int,
-    width: int,
+    hf_config: Any,
+    fields: ExpertFields,
     names: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj"),
     block: str = _H,
 ) -> dict[str, tuple[int, ...]]:
     """Shapes of the tensors that ``expert_rows`` names."""
+    hidden, experts, width = hf_config.hidden_size, fields.count(hf_config), fields.width_of(hf_config)
     gate, up, down = (f"{block}experts.{{expert}}.{name}.weight" for name in names)
     return {block + "gate.weight": (experts, hidden), gate: (width, hidden), up: (width, hidden), down: (hidden, width)}
 

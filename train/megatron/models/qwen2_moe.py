@@ -5,13 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from train.megatron.models.decoder import (
+    ACCEPTED,
     ATTENTION,
+    DECIDE_LAYER_TYPES,
     EMBEDDING,
     FINAL_NORM,
     HEAD,
     NORMS,
     USED_FIELDS,
-    decoder_arguments,
     decoder_config,
     no_sliding_layers,
     qkv_bias,
@@ -19,7 +20,6 @@ from train.megatron.models.decoder import (
 )
 from train.megatron.models.family import ModelFamily
 from train.megatron.models.fields import WITHOUT_EFFECT, ConfigFields
-from train.megatron.models.heads import head_geometry
 from train.megatron.models.mixture import (
     WITHOUT_EFFECT_OF_ROUTER,
     mixture_config,
@@ -29,21 +29,15 @@ from train.megatron.models.mixture import (
     shared_expert_rows,
     shared_expert_shapes,
 )
-from train.megatron.models.qwen3_moe import MIXTURE_FIELDS, is_mixture, unsupported_mixture
-from train.megatron.models.rope import inverse_frequencies, unsupported_rope
+from train.megatron.models.qwen3_moe import EXPERTS, MIXTURE_FIELDS, is_mixture, unsupported_mixture
+from train.megatron.models.rope import unsupported_rope
 from train.megatron.weights.table import WeightEntry, WeightTable
 
 _GATE = "mlp.shared_expert_gate.weight"
 
 
 def transformer_config(hf_config: Any) -> dict[str, Any]:
-    mixture = mixture_config(
-        hf_config,
-        experts=hf_config.num_experts,
-        width=hf_config.moe_intermediate_size,
-        per_token=hf_config.num_experts_per_tok,
-        shared_width=hf_config.shared_expert_intermediate_size,
-    )
+    mixture = mixture_config(hf_config, EXPERTS, hf_config.shared_expert_intermediate_size)
     return decoder_config(hf_config) | {"add_qkv_bias": hf_config.qkv_bias, "moe_shared_expert_gate": True} | mixture
 
 
@@ -51,7 +45,7 @@ def shapes(hf_config: Any) -> dict[str, tuple[int, ...]]:
     hidden = hf_config.hidden_size
     return (
         tensor_shapes(hf_config)
-        | mixture_shapes(hidden, hf_config.num_experts, hf_config.moe_intermediate_size)
+        | mixture_shapes(hf_config, EXPERTS)
         | shared_expert_shapes(hidden, hf_config.shared_expert_intermediate_size, "shared_expert")
         | {f"model.layers.{{layer}}.{_GATE}": (1, hidden)}
     )
@@ -77,12 +71,9 @@ FAMILY = ModelFamily(
     model_type="qwen2_moe",
     fields=ConfigFields(
         used=USED_FIELDS | MIXTURE_FIELDS | {"shared_expert_intermediate_size", "qkv_bias"},
-        accepts={"hidden_act": ("silu", "swish"), "attention_dropout": (0.0, None)},
+        accepts=ACCEPTED,
         checks={"rope_parameters": unsupported_rope, "layer_types": no_sliding_layers},
-        # the three decide layer_types, which is what a forward pass reads
-        without_effect=WITHOUT_EFFECT
-        | WITHOUT_EFFECT_OF_ROUTER
-        | {"use_sliding_window", "sliding_window", "max_window_layers"},
+        without_effect=WITHOUT_EFFECT | WITHOUT_EFFECT_OF_ROUTER | DECIDE_LAYER_TYPES,
         together=_unsupported,
     ),
     weights=WeightTable(
@@ -95,13 +86,10 @@ FAMILY = ModelFamily(
             FINAL_NORM,
             HEAD,
         ),
-        experts=lambda hf_config: hf_config.num_experts,
+        experts=EXPERTS.count,
     ),
     transformer_config=transformer_config,
-    gpt_model=decoder_arguments,
     layer_spec=mixture_spec(is_mixture),
-    inverse_frequencies=inverse_frequencies,
-    heads=head_geometry,
     shapes=shapes,
     shared=("num_key_value_heads", "num_attention_heads", "intermediate_size", "shared_expert_intermediate_size"),
 )
