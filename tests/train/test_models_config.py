@@ -67,7 +67,6 @@ def test_family_is_found_by_model_type(model_type):
         ("glm4_moe", "routed_scaling_factor", 0.0),
         ("glm4_moe", "n_shared_experts", 0),
         ("glm4_moe", "n_group", 0),
-        ("glm4_moe", "first_k_dense_replace", None),
         ("glm4_moe", "first_k_dense_replace", -1),
         ("glm4_moe", "topk_group", 0),
         ("qwen2_moe", "num_key_value_heads", None),
