@@ -15,7 +15,7 @@ from samples.errors import RunError, raised_at
 
 ERROR_KEY = "sample_hook_error"  # where a sample's metadata says which hook failed on it, and how
 _ON_ERROR = ("raise", "drop", "fail-sample")
-_WEIGHTS = ("weight_version", "last_weight_version")
+_WEIGHTS = ("weight_version", "last_weight_version", "weight_version_spans")
 _NUMBERS = ("index", "group_index", "rollout_id", "prompt_row", "epoch", "source", *_WEIGHTS)
 _log = logging.getLogger(__name__)
 _loaded: dict[tuple[tuple[str, ...], str, str | None], SampleHooks] = {}

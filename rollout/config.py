@@ -6,6 +6,8 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from rollout.engines.pausing import PauseMode
+
 INHERIT = "inherit"  # the word for "as in training"
 
 
@@ -41,10 +43,11 @@ class RolloutConfig(BaseModel):
         description="times that --rollout-mode fully-async tries a group again whose generation or reward failed, "
         "before the run ends on its error",
     )
-    update_weights_in_flight: Literal["auto", "keep", "abort"] = Field(
+    pause_generation_mode: Literal["auto", "abort", "retract", "in_place"] = Field(
         "auto",
-        description="what --rollout-mode fully-async does with responses under way when new weights come: they go on "
-        "under them, or are aborted and begin again (auto: keep, where the engine can)",
+        description="what --rollout-mode fully-async does with responses under way when new weights come: they are "
+        "aborted and begin again; go on, their KV cache computed anew; or go on with the old KV cache (auto: retract, "
+        "where the engine can)",
     )
     partial_rollout: bool = Field(
         False, description="an aborted response goes on later from where it stopped, instead of beginning again"
@@ -112,6 +115,13 @@ class RolloutConfig(BaseModel):
         ge=1,
         description="tokens in the embedded engine's KV cache (default: as many as the running requests need)",
     )
+
+    @property
+    def pause_mode(self) -> PauseMode:
+        """What is asked of the engine; tokens that take no gradient are told apart where a response was aborted."""
+        if self.pause_generation_mode != "auto":
+            return PauseMode(self.pause_generation_mode)
+        return PauseMode.ABORT if self.mask_offpolicy_in_partial_rollout else PauseMode.RETRACT
 
 
 class RewardConfig(BaseModel):

@@ -8,6 +8,7 @@ from typing import Protocol
 from rollout.config import RolloutConfig
 from rollout.engines.protocol import FinishReason, GenerateRequest, GenerateResult, SamplingParams
 from samples.sample import Sample, Status
+from samples.weight_spans import joined
 
 _STATUS = {
     FinishReason.STOP: Status.COMPLETED,
@@ -49,13 +50,16 @@ async def generate_sample(
     if room <= 0:
         sample.status = Status.TRUNCATED
         return
+    least = min(max(0, params.min_new_tokens - sample.response_length), room)
+    if (room, least) != (params.max_new_tokens, params.min_new_tokens):
+        params = dataclasses.replace(params, max_new_tokens=room, min_new_tokens=least)
     first_token = sample.response_length == 0
     mask = sample.loss_mask if sample.loss_mask is not None else [1] * sample.response_length
     result = await engine.generate(
         GenerateRequest(
             request_id=f"{sample.rollout_id}-{sample.index}" + (f"-{branch}" if branch else ""),
             input_ids=tuple(sample.tokens),
-            sampling=params if room == params.max_new_tokens else dataclasses.replace(params, max_new_tokens=room),
+            sampling=params,
             seed=seed + (branch << 32),  # seeds of runs are below 2**32
             rollout_id=sample.rollout_id,
             sample_index=sample.index,
@@ -63,6 +67,9 @@ async def generate_sample(
         )
     )
     before = sample.response_length
+    spans = result.spans
+    older = [] if first_token else sample.version_spans() or [[result.weight_version, before]]
+    sample.weight_version_spans = joined(older, spans)
     sample.tokens = sample.tokens + result.output_ids
     sample.response += result.text
     sample.response_length += len(result.output_ids)
@@ -74,5 +81,6 @@ async def generate_sample(
     sample.loss_mask = mask + [1] * len(result.output_ids)
     if first_token or sample.weight_version is None:
         sample.weight_version = result.weight_version
-    sample.last_weight_version = result.weight_version
+    if spans or first_token:
+        sample.last_weight_version = spans[-1][0] if spans else result.weight_version
     sample.status = _STATUS[result.finish_reason]

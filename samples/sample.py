@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
+from samples.weight_spans import Spans, fitted
+
 Message = dict[str, Any]
 Reward = float | dict[str, Any]
 
@@ -47,6 +49,7 @@ class Sample:
     train_step: int | None = None  # the training step that consumed it
     weight_version: int | None = None  # the policy that generated it: of a response's tokens, the oldest
     last_weight_version: int | None = None  # the policy of its newest tokens: another one where it was interrupted
+    weight_version_spans: Spans | None = None  # [version, tokens] of each stretch of the response, in order
     prompt_row: int | None = None  # the prompt's row among all rows of the prompt files, from 0
     epoch: int | None = None  # the pass over the prompt files that drew it, from 0
     source: str | None = None  # the name of the data source, for metrics by source
@@ -62,6 +65,17 @@ class Sample:
     @property
     def response_tokens(self) -> list[int]:
         return self.tokens[len(self.tokens) - self.response_length :]
+
+    def version_spans(self) -> Spans | None:
+        """``[version, tokens]`` of each stretch, of ``response_length`` tokens in all; None where no version is known.
+
+        A hook may have shortened or lengthened the response since it was written: what it put at the end counts as of
+        the newest weights.
+        """
+        if self.weight_version is None:
+            return None
+        newest = self.weight_version if self.last_weight_version is None else self.last_weight_version
+        return fitted(self.weight_version_spans or [], self.response_length, newest)
 
     def reward_value(self, reward_key: str | None = None) -> float:
         """The reward as a number; ``reward_key`` picks it from a mapping (``--reward-key``)."""

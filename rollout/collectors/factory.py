@@ -13,6 +13,7 @@ from rollout.collectors.screening import Screen
 from rollout.collectors.sync import SyncCollector, UserArgs
 from rollout.config import RewardConfig, RolloutConfig
 from rollout.custom.generate import CustomGenerate
+from rollout.engines.pausing import PauseMode
 from rollout.engines.protocol import Engine
 from rollout.group import GroupRunner
 from rollout.rewards import Reward
@@ -77,11 +78,15 @@ def source_counters(source: GroupSource, reward: Reward) -> dict[str, int]:
 
 
 def _aborts_for_weights(config: RolloutConfig, engine: Engine) -> bool:
-    keeps = engine.capabilities.keeps_requests_across_updates
-    if config.update_weights_in_flight == "keep" and not keeps:
+    can = {
+        PauseMode.ABORT: True,
+        PauseMode.RETRACT: engine.capabilities.keeps_requests_across_updates,
+        PauseMode.IN_PLACE: engine.capabilities.keeps_cache_across_updates,
+    }
+    mode = config.pause_mode
+    if not can[mode] and config.pause_generation_mode != "auto":
         raise InputError(
-            "--update-weights-in-flight keep: this engine cannot go on with a response under new weights; use abort"
+            f"--pause-generation-mode {mode}: this engine cannot go on with a response under new weights so; use "
+            f"{' or '.join(other for other, able in can.items() if able)}"
         )
-    if config.mask_offpolicy_in_partial_rollout:
-        return True  # the older tokens of a response are told apart where it was interrupted
-    return config.update_weights_in_flight == "abort" or not keeps
+    return mode is PauseMode.ABORT or not can[mode]

@@ -58,8 +58,17 @@ def oldest_version(group: Group, unknown: int) -> int:
 
 
 def staleness_metrics(groups: list[Group], version: int) -> dict[str, float]:
-    """Weight versions between a group's oldest token and the weights ``version`` that are trained on it."""
+    """Weight versions between the oldest token of a group, and each single token, and the weights ``version`` that are
+    trained on it; and the share of responses that several versions wrote."""
     ages = [version - oldest_version(group, version) for group in groups]
     if not ages:
         return {}
-    return {"rollout/async/staleness/mean": sum(ages) / len(ages), "rollout/async/staleness/max": float(max(ages))}
+    metrics = {"rollout/async/staleness/mean": sum(ages) / len(ages), "rollout/async/staleness/max": float(max(ages))}
+    written = [sample.version_spans() or [] for sample in leaves_of(groups)]
+    tokens = [(version - max(0, of), count) for spans in written for of, count in spans]
+    if tokens:
+        total = sum(count for _, count in tokens)
+        metrics["rollout/async/token_staleness/mean"] = sum(age * count for age, count in tokens) / total
+        metrics["rollout/async/token_staleness/max"] = float(max(age for age, _ in tokens))
+        metrics["rollout/async/mixed_versions_ratio"] = sum(len(spans) > 1 for spans in written) / len(written)
+    return metrics

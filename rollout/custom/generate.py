@@ -13,6 +13,7 @@ from rollout.generation import Generates, generate_sample
 from samples.cancellation import is_cancelled
 from samples.sample import Sample, Status
 from samples.signatures import UserFunction, load_user_function
+from samples.weight_spans import joined
 
 Generated = Sample | list[Sample]
 
@@ -75,6 +76,9 @@ class GenerateContext:
         sample.response_length += len(ids)
         sample.loss_mask = masked + [0] * len(ids)
         sample.rollout_log_probs = (sample.rollout_log_probs or []) + [0.0] * len(ids)
+        if sample.weight_version_spans:
+            latest = sample.weight_version_spans[-1][0]
+            sample.weight_version_spans = joined(sample.weight_version_spans, [[latest, len(ids)]])
         if sample.rollout_kept_token_ids is not None:
             sample.rollout_kept_token_ids = sample.rollout_kept_token_ids + [[] for _ in ids]
         return sample

@@ -63,4 +63,5 @@ def create_engine(
         load_weights=load_weights,
         threads=threads,
         trust_remote_code=trust_remote_code,
+        pause_mode=config.pause_mode,
     )

@@ -52,7 +52,9 @@ class GenerateResult:
     """``output_ids`` and ``log_probs`` have one entry per new token (the token that ended the response included).
 
     ``log_probs`` are natural logarithms under the temperature-scaled distribution before top-p and top-k, as the
-    trainer computes them. ``kept_token_ids`` are the ids that top-p/top-k left, per token, when either is on.
+    trainer computes them, of the weights that drew the token. ``weight_version`` is that of the first token;
+    ``weight_spans`` says (version, tokens) of each stretch where there may be several.
+    ``kept_token_ids`` are the ids that top-p/top-k left, per token, when either is on.
     """
 
     request_id: str
@@ -62,6 +64,12 @@ class GenerateResult:
     text: str
     weight_version: int
     kept_token_ids: list[list[int]] | None = None
+    weight_spans: tuple[tuple[int, int], ...] | None = None
+
+    @property
+    def spans(self) -> tuple[tuple[int, int], ...]:
+        """(version, tokens) of each stretch of ``output_ids``."""
+        return ((self.weight_version, len(self.output_ids)),) if self.weight_spans is None else self.weight_spans
 
 
 @dataclass(frozen=True)
@@ -71,7 +79,8 @@ class EngineCapabilities:
     returns_kept_token_ids: bool = False
     returns_routed_experts: bool = False
     frees_memory: bool = False
-    keeps_requests_across_updates: bool = False
+    keeps_requests_across_updates: bool = False  # PauseMode.RETRACT
+    keeps_cache_across_updates: bool = False  # PauseMode.IN_PLACE
 
 
 @dataclass(frozen=True)
@@ -119,7 +128,10 @@ class Engine(Protocol):
     async def resume(self) -> None: ...
 
     async def begin_update(self, version: int) -> None:
-        """Pause and make ready for the tensors of ``version``; no request is answered from half-new weights."""
+        """Pause and make ready for the tensors of ``version``; no request is answered from half-new weights.
+
+        What becomes of requests under way is the ``PauseMode`` that the engine was made with.
+        """
         ...
 
     async def update_weights(self, tensors: Mapping[str, torch.Tensor]) -> None:
@@ -127,7 +139,8 @@ class Engine(Protocol):
         ...
 
     async def commit_update(self, version: int) -> None:
-        """Check that every tensor arrived, drop stale caches, set ``weight_version`` and resume."""
+        """Check that every tensor arrived, drop caches that no request is to use any more, set ``weight_version`` and
+        resume. Only here does a response change from one version to the next."""
         ...
 
     async def held_version(self) -> int | None:

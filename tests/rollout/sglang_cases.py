@@ -39,6 +39,7 @@ def servers(
 ):
     """An engine of real servers, not started: small caches, one thread each."""
     channel = settings.pop("weight_channel", "disk")
+    mode = settings.pop("pause_generation_mode", "auto")
     external = settings.get("rollout_external_engine_addrs", ())
     layout = plan_layout(
         describe_flags(
@@ -46,7 +47,7 @@ def servers(
         )
     )
     return open_servers(
-        RolloutConfig(engine_max_running_requests=32, engine_max_total_tokens=4096),
+        RolloutConfig(engine_max_running_requests=32, engine_max_total_tokens=4096, pause_generation_mode=mode),
         SGLangConfig(sglang_log_dir=str(log_dir), **settings),
         layout,
         select_accelerator("cpu"),

@@ -176,8 +176,9 @@ async def test_an_engine_that_could_go_on_is_interrupted_where_older_tokens_take
 
 
 def test_an_engine_that_cannot_go_on_refuses_to_be_asked_to(example: Any) -> None:
-    with pytest.raises(InputError, match="--update-weights-in-flight keep: this engine cannot"):
-        make(example, Engine(keeps=False), update_weights_in_flight="keep")
+    for mode in ("retract", "in_place"):
+        with pytest.raises(InputError, match=f"--pause-generation-mode {mode}: this engine cannot .* use abort"):
+            make(example, Engine(keeps=False), pause_generation_mode=mode)
 
 
 async def test_hooks_and_filter_see_every_group_once_and_under_its_own_rollout_id(

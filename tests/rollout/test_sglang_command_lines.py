@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import json
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
+import pytest
 import torch
 
 from accel import select_accelerator
@@ -17,7 +19,9 @@ from rollout.deploy.description import WorkerType, read_description
 from rollout.deploy.interpreter import sglang_python
 from rollout.deploy.layout import plan_layout
 from rollout.deploy.router import router_command
+from rollout.engines.pausing import PauseMode
 from rollout.engines.sglang.command import Ports, ServerSettings, server_command
+from samples.errors import InputError
 from tests.rollout.sglang_cases import MARKS
 
 pytestmark = MARKS
@@ -75,3 +79,20 @@ def test_plans_become_command_lines_that_sglang_and_its_router_take():
     assert [one["model_path"] for one in taken] == ["/models/actor"] * 4 + ["/models/judge"]
     assert [one["pd_disaggregation"] for one in before] == [True, False]
     assert [one["log_level"] for one in before] == ["warn", "warn"]
+
+
+def test_generation_in_place_goes_without_a_prefix_cache_and_refuses_one():
+    layout = plan_layout(read_description(LAYOUTS / "prefill_decode_and_frozen.yaml"))
+    settings = ServerSettings(
+        Path("/models/actor"), torch.bfloat16, 4096, 64, None, False, 0, 1, 150000, pause_mode=PauseMode.IN_PLACE
+    )
+    plan, ports, accelerator = layout.engines[0], Ports(30000, 30001), select_accelerator("cpu")
+    given = (Path("p"), plan, settings)
+    assert "--disable-radix-cache" in server_command(*given, SGLangConfig(), accelerator, host="h", ports=ports)
+    config = SGLangConfig(sglang_overrides=("disable_radix_cache=false",))
+    with pytest.raises(InputError, match=r"disable_radix_cache=false .* --pause-generation-mode in_place"):
+        server_command(*given, config, accelerator, host="h", ports=ports)
+    retract = replace(settings, pause_mode=PauseMode.RETRACT)
+    assert "--disable-radix-cache" not in server_command(
+        Path("p"), plan, retract, config, accelerator, host="h", ports=ports
+    )

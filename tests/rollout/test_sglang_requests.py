@@ -224,6 +224,7 @@ def test_an_answer_bears_the_version_of_its_first_token():
     assert result.output_ids == [7, 1]
     assert result.log_probs == [-0.5, -0.25]
     assert (result.finish_reason, result.weight_version) == (FinishReason.STOP, 3)
+    assert result.spans == ((3, 1), (4, 1))
     assert result.text == "text of [7, 1]"
     assert result.kept_token_ids is None
 

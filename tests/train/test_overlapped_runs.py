@@ -118,6 +118,31 @@ def test_a_killed_one_step_off_run_goes_on_as_if_it_had_not_been(tmp_path: Path,
     assert drawn == Counter({(epoch, row): 1 for epoch in range(3) for row in range(PROMPTS)})
 
 
+@pytest.mark.parametrize("pause", ["in_place", pytest.param("retract", marks=pytest.mark.nightly)])
+def test_responses_that_several_versions_wrote_say_so_in_recordings_and_metrics(tmp_path: Path, pause: str) -> None:
+    longer = ("--rollout-max-response-len", "48", "--rollout-min-response-len", "48")
+    argv = [*_argv(tmp_path, "fully-async", "inline"), *longer, "--pause-generation-mode", pause]
+    _finish(argv)
+    samples = [
+        json.loads(line)
+        for path in sorted((tmp_path / "recorded").glob("rollout_*.jsonl"))
+        for line in path.read_text().splitlines()[1:]
+    ]
+    mixed = [sample for sample in samples if len(sample["weight_version_spans"]) > 1]
+    assert mixed
+    for sample in samples:
+        spans = sample["weight_version_spans"]
+        assert sum(tokens for _, tokens in spans) == sample["response_length"] == len(sample["rollout_log_probs"])
+        versions = [version for version, _ in spans]
+        assert versions == sorted(set(versions))
+        assert (versions[0], versions[-1]) == (sample["weight_version"], sample["last_weight_version"])
+    rows = _rows(tmp_path)
+    shares = [row["rollout/async/mixed_versions_ratio"] for row in rows]
+    assert sum(shares) * BATCH * 4 == pytest.approx(len(mixed))
+    assert all(row["rollout/async/token_staleness/max"] <= 1 for row in rows)
+    assert ("engine/old_cache_tokens" in rows[-1]) == (pause == "in_place")
+
+
 @pytest.mark.nightly
 @pytest.mark.parametrize("mode", ["one-step-off", "fully-async"])
 def test_the_built_in_example_is_learned_in_the_overlapped_modes(tmp_path: Path, mode: str) -> None:

@@ -37,10 +37,15 @@ def _list_of(holds: _Check) -> _Check:
     return lambda value: isinstance(value, list) and all(map(holds, value))
 
 
+def _pair(value: Any) -> bool:
+    return isinstance(value, list) and len(value) == 2 and all(map(_whole, value)) and value[1] > 0
+
+
 def _optional(holds: _Check) -> _Check:
     return lambda value: value is None or holds(value)
 
 
+_VERSIONS = ("weight_version", "last_weight_version")
 _FIELDS: dict[str, tuple[_Check, str]] = {
     "prompt": (lambda value: _text(value) or _list_of(_mapping)(value), "text or a list of messages"),
     "tokens": (_list_of(_whole), "a list of token ids"),
@@ -50,6 +55,7 @@ _FIELDS: dict[str, tuple[_Check, str]] = {
     "loss_mask": (_optional(_list_of(_number)), "a list of numbers"),
     "rollout_log_probs": (_optional(_list_of(_number)), "a list of numbers"),
     "rollout_kept_token_ids": (_optional(_list_of(_list_of(_whole))), "lists of token ids"),
+    "weight_version_spans": (_optional(_list_of(_pair)), "pairs of a version and a number of tokens"),
     "source": (_optional(_text), "text"),
     "session_id": (_optional(_text), "text"),
     "reward_adjustment": (_number, "a number"),
@@ -57,5 +63,5 @@ _FIELDS: dict[str, tuple[_Check, str]] = {
     "metadata": (_mapping, "a mapping"),
 } | {
     name: (_optional(_whole), "a whole number")
-    for name in ("index", "group_index", "rollout_id", "train_step", "weight_version", "prompt_row", "epoch")
+    for name in ("index", "group_index", "rollout_id", "train_step", "prompt_row", "epoch", *_VERSIONS)
 }

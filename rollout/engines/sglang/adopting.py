@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+from rollout.engines.pausing import PauseMode
 from rollout.engines.sglang.command import ServerSettings
 from rollout.engines.sglang.server import SGLangServer
 from samples.errors import InputError
@@ -26,6 +27,11 @@ async def check_adopted(server: SGLangServer, settings: ServerSettings, tensor_p
         raise InputError(
             f"{server.name} has a context of {context} tokens, the run needs {settings.max_context_len}; start it with "
             "a larger --context-length, or give --rollout-max-context-len"
+        )
+    if settings.pause_mode is PauseMode.IN_PLACE and info.get("disable_radix_cache") is not True:
+        raise InputError(
+            f"{server.name} keeps a prefix cache, which --pause-generation-mode in_place would leave full of keys and "
+            "values of older weights; start it with --disable-radix-cache, or use retract"
         )
     if server.tensor_parallel_size != tensor_parallel_size:
         raise InputError(

@@ -14,6 +14,8 @@ from rollout.deploy.config import SGLangConfig
 from rollout.deploy.description import WorkerType
 from rollout.deploy.layout import EnginePlan
 from rollout.deploy.overrides import checked_overrides, run_overrides
+from rollout.engines.pausing import PauseMode
+from samples.errors import InputError
 
 SAMPLING_MASK_TOKENS = 1024  # at most so many tokens may be left by top-p and top-k, where their ids are asked for
 
@@ -32,6 +34,7 @@ class ServerSettings:
     threads: int
     vocab_size: int
     trust_remote_code: bool = False
+    pause_mode: PauseMode = PauseMode.RETRACT
 
 
 @dataclass(frozen=True)
@@ -80,6 +83,8 @@ def server_command(
         arguments["max_total_tokens"] = settings.max_total_tokens
     if settings.trust_remote_code:
         arguments["trust_remote_code"] = True
+    if settings.pause_mode is PauseMode.IN_PLACE:
+        arguments["disable_radix_cache"] = True  # it cannot be flushed under requests that go on, and would grow stale
     if not settings.load_weights and plan.updates_weights:
         arguments["load_format"] = "dummy"  # the trainer's weights come before the first request
     if config.router_log_requests:
@@ -95,6 +100,11 @@ def server_command(
     arguments |= run_overrides(config) | checked_overrides(
         plan.overrides, f"overrides of group {plan.group} of model {plan.model}"
     )
+    if settings.pause_mode is PauseMode.IN_PLACE and not arguments["disable_radix_cache"]:
+        raise InputError(
+            "disable_radix_cache=false among SGLang's arguments: --pause-generation-mode in_place would leave the "
+            "prefix cache full of keys and values of older weights; leave it out, or use retract"
+        )
     command = [str(python), "-m", "sglang.launch_server", *accelerator.sglang_arguments]
     for name, value in arguments.items():
         command += _as_flag(name, value)

@@ -20,6 +20,7 @@ from rollout.deploy.layout import EnginePlan, Layout
 from rollout.deploy.ports import PortLease
 from rollout.deploy.router import AFFINITY_HEADER, Router, Worker
 from rollout.engines.errors import EngineError
+from rollout.engines.pausing import PauseMode
 from rollout.engines.protocol import EngineCapabilities, EngineHealth, GenerateRequest, GenerateResult
 from rollout.engines.sglang.adopting import EXTERNAL_FLAG, check_adopted
 from rollout.engines.sglang.command import (
@@ -76,9 +77,10 @@ class SGLangEngine:
         self._router: Router | None = None
         self._recovery: Recovery | None = None
         self._channel: WeightChannel | None = None  # distributed: opened once the trainer is there
-        if weight_channel != "distributed":
-            disk = weight_channel == "disk"
-            self._channel = DiskChannel(log_dir / "weights", settings.model_dir) if disk else TensorChannel()
+        if weight_channel == "disk":
+            self._channel = DiskChannel(log_dir / "weights", settings.model_dir, flush=self._flushes)
+        elif weight_channel == "tensor":
+            self._channel = TensorChannel(flush=self._flushes)
         self._expected: ExpectedWeights | None = None
         self._detokenizer: Detokenizer | None = None
         self._version = -1
@@ -87,11 +89,17 @@ class SGLangEngine:
         self._direct: Counter[str] = Counter()  # requests under way that went past the router, by server
         self._tries = 0
         self._generated = 0
+        self._old_cache_tokens = 0
 
     @property
     def capabilities(self) -> EngineCapabilities:
         frees = self._accelerator.capabilities.memory_saver
-        return EngineCapabilities(returns_kept_token_ids=True, frees_memory=frees, keeps_requests_across_updates=True)
+        return EngineCapabilities(
+            returns_kept_token_ids=True,
+            frees_memory=frees,
+            keeps_requests_across_updates=True,
+            keeps_cache_across_updates=True,
+        )
 
     @property
     def weight_version(self) -> int:
@@ -197,6 +205,7 @@ class SGLangEngine:
         text_of = self._detokenizer
         result = read_answer(request, answer, _version, lambda ids: text_of.decode_batch([ids])[0])
         self._generated += len(result.output_ids)
+        self._old_cache_tokens += sum(tokens for _, tokens in result.spans[1:])
         return result
 
     async def _answer(self, router: Router, request: GenerateRequest, body: dict[str, Any]) -> Any:
@@ -268,7 +277,7 @@ class SGLangEngine:
         recovery = self._running()
         await recovery.hold("update")
         await recovery.check()
-        await all_of(*(server.pause("retract") for server in self._updated()))
+        await all_of(*(server.pause(self._settings.pause_mode) for server in self._updated()))
         self._expected.begin()
         self._update_failure = ""
         await self._open_channel().begin(self._updated())
@@ -283,7 +292,8 @@ class SGLangEngine:
         self._expected.check_whole()
         await self._open_channel().finish(str(version))
         await all_of(*(self._check_version(server, version) for server in self._updated()))
-        await all_of(*(server.flush() for server in self._updated()))
+        if self._flushes:
+            await all_of(*(server.flush() for server in self._updated()))
         self._version = version
         await all_of(*(server.resume() for server in self._updated()))
         self._running().let_go("update")
@@ -329,8 +339,14 @@ class SGLangEngine:
                 "restarts": self._recovery.restarts if self._recovery is not None else 0,
                 "router_restarts": self._router.restarts if self._router is not None else 0,
                 "http_retries": self._client.retried,
+                **({} if self._flushes else {"old_cache_tokens": self._old_cache_tokens}),
             },
         )
+
+    @property
+    def _flushes(self) -> bool:
+        """Whether new weights empty the caches; else servers have none that outlives a request."""
+        return self._settings.pause_mode is not PauseMode.IN_PLACE
 
     def _running(self) -> Recovery:
         if self._recovery is None:

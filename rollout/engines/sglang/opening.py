@@ -51,6 +51,7 @@ def open_servers(
         threads=threads,
         vocab_size=int(open_config(model_dir, trust_remote_code).get_text_config().vocab_size),
         trust_remote_code=trust_remote_code,
+        pause_mode=config.pause_mode,
     )
     return SGLangEngine(
         layout,

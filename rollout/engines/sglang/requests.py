@@ -93,7 +93,8 @@ def read_answer(
         meta = answer["meta_info"]
         pairs = meta["output_token_logprobs"] or []
         reason = _FINISH[(meta["finish_reason"] or {"type": "abort"})["type"]]
-        spans = meta.get("weight_versions") or [{"version": meta["weight_version"]}]
+        spans = meta.get("weight_versions") or [{"version": meta["weight_version"], "start": 0, "end": len(ids)}]
+        stretches = [(version_of(str(span["version"])), int(span["end"]) - int(span["start"])) for span in spans]
         kept = meta["output_token_sampling_mask"] if needs_kept_ids(request) else None
     except (KeyError, TypeError) as error:
         raise EngineError(f"request {request.request_id}: the server's answer has no {error}") from error
@@ -108,6 +109,7 @@ def read_answer(
         log_probs=[float(value) for value, _, _ in pairs],
         finish_reason=reason,
         text=text_of(ids),
-        weight_version=version_of(str(spans[0]["version"])),
+        weight_version=stretches[0][0],
         kept_token_ids=kept,
+        weight_spans=tuple((version, tokens) for version, tokens in stretches if tokens),
     )

@@ -36,6 +36,7 @@ class SGLangServer:
         self.name, self.url = name, url
         self._client, self._process = client, process
         self.update_session = False
+        self._in_session = False
         self.tensor_parallel_size = 1
         self.version = "unknown"
         self._paths: frozenset[str] = frozenset()
@@ -51,6 +52,7 @@ class SGLangServer:
         return self._process is None or self._process.alive
 
     def launch(self) -> None:
+        self._in_session = False
         if self._process is not None:
             self._process.start()
 
@@ -92,7 +94,7 @@ class SGLangServer:
         return str((await self.model_info())["weight_version"])
 
     async def pause(self, mode: str) -> None:
-        """``in_place`` keeps the cache of what runs, ``retract`` lets it be computed anew, as new weights need it."""
+        """A ``PauseMode``: SGLang has the same three, under the same names. Returns once nothing runs."""
         await self._control("pause_generation", mode=mode)
 
     async def resume(self) -> None:
@@ -111,12 +113,17 @@ class SGLangServer:
         await self._control("resume_memory_occupation", **({"tags": list(tags)} if tags else {}))
 
     async def begin_update(self) -> None:
-        if self.update_session:
-            await self._control("begin_weight_update")
+        if not self.update_session:
+            return
+        if self._in_session:  # of an update that failed in the middle
+            await self.end_update()
+        await self._control("begin_weight_update")
+        self._in_session = True
 
     async def end_update(self) -> None:
         if self.update_session:
             await self._control("end_weight_update")
+            self._in_session = False
 
     async def update_from_tensors(self, packed: str, version: str | None, *, flush: bool) -> None:
         """``packed``: base64 of the pickled list of (name, whole tensor). Each tensor-parallel rank takes its part."""
@@ -124,9 +131,10 @@ class SGLangServer:
         body: dict[str, Any] = {"serialized_named_tensors": serialized, "flush_cache": flush}
         await self._update("update_weights_from_tensor", body, version)
 
-    async def update_from_disk(self, directory: Path, version: str) -> None:
+    async def update_from_disk(self, directory: Path, version: str, *, flush: bool = True) -> None:
         """Load every tensor of the directory. No request is answered meanwhile, paused or not."""
-        body = {"model_path": str(directory), "load_format": "auto"}  # it was started with dummy weights
+        body: dict[str, Any] = {"model_path": str(directory), "load_format": "auto"}  # it has dummy weights so far
+        body["flush_cache"] = flush
         await self._update("update_weights_from_disk", body, version)
 
     async def join_group(self, group: str, *, host: str, port: int, offset: int, size: int, backend: str) -> None:

@@ -40,11 +40,11 @@ class WeightChannel(Protocol):
 class DiskChannel:
     """Through a directory that the servers can read; it stays until the next version is on every server.
 
-    ``model_dir``: where config and tokenizer come from.
+    ``model_dir``: where config and tokenizer come from. ``flush``: whether servers drop their caches with each version.
     """
 
-    def __init__(self, root: Path, model_dir: Path) -> None:
-        self._root, self._model_dir = root, model_dir
+    def __init__(self, root: Path, model_dir: Path, *, flush: bool = True) -> None:
+        self._root, self._model_dir, self._flush = root, model_dir, flush
         self._servers: Sequence[SGLangServer] = ()
         self._directory: Path | None = None
         self._files: dict[str, str] = {}
@@ -69,7 +69,8 @@ class DiskChannel:
         assert self._directory is not None
         index = {"metadata": {}, "weight_map": self._files}
         (self._directory / "model.safetensors.index.json").write_text(json.dumps(index), encoding="utf-8")
-        await all_of(*(server.update_from_disk(self._directory, version) for server in self._servers))
+        directory, flush = self._directory, self._flush
+        await all_of(*(server.update_from_disk(directory, version, flush=flush) for server in self._servers))
         before, self._current, self._directory = self._current, (self._directory, version), None
         if before is not None:
             await asyncio.to_thread(shutil.rmtree, before[0])
@@ -92,7 +93,8 @@ class DiskChannel:
 class TensorChannel:
     """In the requests themselves, for servers without a common directory. The last version is kept in host memory."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, flush: bool = True) -> None:
+        self._flush = flush
         self._servers: Sequence[SGLangServer] = ()
         self._coming: dict[str, torch.Tensor] = {}
         self._current: tuple[dict[str, torch.Tensor], str] | None = None
@@ -127,10 +129,10 @@ class TensorChannel:
             await all_of(*(server.update_from_tensors(packed, None, flush=False) for server in servers))
 
     async def _name(self, servers: Sequence[SGLangServer], version: str, tensors: Mapping[str, torch.Tensor]) -> None:
-        """The version travels with a tensor: the smallest is sent once more, and the caches are dropped with it."""
+        """The version travels with a tensor: the smallest is sent once more; with it caches are dropped, if at all."""
         name = min(tensors, key=lambda key: tensors[key].numel())
         packed = _packed([(name, tensors[name])])
-        await all_of(*(server.update_from_tensors(packed, version, flush=True) for server in servers))
+        await all_of(*(server.update_from_tensors(packed, version, flush=self._flush) for server in servers))
         await all_of(*(server.end_update() for server in servers))
 
 

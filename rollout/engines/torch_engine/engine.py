@@ -13,6 +13,7 @@ import torch
 
 from accel.contract import Accelerator
 from rollout.engines.errors import EngineError
+from rollout.engines.pausing import PauseMode
 from rollout.engines.protocol import EngineCapabilities, EngineHealth, GenerateRequest, GenerateResult
 from rollout.engines.torch_engine.decode_thread import DecodeThread
 from rollout.engines.torch_engine.detokenize import Detokenizer
@@ -49,9 +50,9 @@ class TorchEngine:
     """Serves one Hugging Face causal language model on one device of ``accelerator``.
 
     Requests handed in during one tick of the event loop join the batch together and in order, so that a run whose
-    requests come in such waves computes the same batches, and the same numbers, every time. A response that was
-    interrupted by an update of the weights goes on under the new ones; its ``weight_version`` is that of its first
-    token.
+    requests come in such waves computes the same batches, and the same numbers, every time. ``pause_mode`` says what
+    becomes of responses under way when weights are updated; no keys and values are shared between requests that
+    arrived under different weights in any mode.
 
     ``max_running_requests``: requests decoded at once. ``max_context_len``: prompt plus response, in tokens.
     ``max_total_tokens``: tokens that the cache holds, taken at start (None: it grows with what runs, up to half of the
@@ -60,7 +61,10 @@ class TorchEngine:
     """
 
     capabilities = EngineCapabilities(
-        returns_kept_token_ids=True, frees_memory=True, keeps_requests_across_updates=True
+        returns_kept_token_ids=True,
+        frees_memory=True,
+        keeps_requests_across_updates=True,
+        keeps_cache_across_updates=True,
     )
 
     def __init__(
@@ -76,7 +80,9 @@ class TorchEngine:
         threads: int | None = None,
         decoder: DecoderChoice = "auto",
         trust_remote_code: bool = False,
+        pause_mode: PauseMode = PauseMode.RETRACT,
     ) -> None:
+        self._pause_mode = pause_mode
         self._model_dir, self._accelerator = Path(model_dir), accelerator
         self._dtype, self._threads, self._decoder = dtype, threads, decoder
         self._max_running, self._max_len = max_running_requests, max_context_len
@@ -204,6 +210,7 @@ class TorchEngine:
             weight_state=now.weight_state,
             detail=now.detail,
             extra={"generated_tokens": now.generated_tokens, "prefill_tokens": now.prefill_tokens},
+            counts={"old_cache_tokens": now.old_cache_tokens} if self._pause_mode is PauseMode.IN_PLACE else {},
         )
 
     def _accept(self, request: GenerateRequest) -> Sequence:
@@ -345,7 +352,7 @@ class TorchEngine:
             description=description,
         )
         scheduler = Scheduler(decoder, Detokenizer(tokenizer), settings.device, self._max_running)
-        return Runner(decoder, scheduler, self._accelerator, loaded=self._load_weights)
+        return Runner(decoder, scheduler, self._accelerator, loaded=self._load_weights, pause_mode=self._pause_mode)
 
 
 def _settler(future: asyncio.Future, result: object, error: Exception | None) -> Callable[[], None]:

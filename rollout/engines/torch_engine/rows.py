@@ -49,6 +49,7 @@ class Rows:
         self.keys = np.zeros(capacity, dtype=np.uint64)
         self.stop_line = np.zeros(capacity, dtype=np.int64)
         self.alive = np.zeros(capacity, dtype=np.bool_)
+        self.old_cache = np.zeros(capacity, dtype=np.bool_)  # keys and values of weights before the present ones
         self.ids = np.zeros((capacity, 0), dtype=np.int64)
         self.log_probs = np.zeros((capacity, 0), dtype=np.float32)
         self.running = 0
@@ -69,6 +70,7 @@ class Rows:
         self.keys[rows] = [seq.key for seq in newcomers]
         self.stop_line[rows] = [self.stop_ids.line(seq.stop_ids) for seq in newcomers]
         self.alive[rows] = True
+        self.old_cache[rows] = False
         self.running += len(newcomers)
         self.sequences.extend(newcomers)
         for row, seq in enumerate(newcomers, first):
@@ -108,6 +110,7 @@ class Rows:
             self.keys,
             self.stop_line,
             self.alive,
+            self.old_cache,
         ):
             array[targets] = array[sources]
         self.ids[targets] = self.ids[sources]

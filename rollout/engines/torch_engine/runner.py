@@ -10,6 +10,7 @@ import torch
 
 from accel.contract import Accelerator
 from rollout.engines.errors import EngineError
+from rollout.engines.pausing import PauseMode
 from rollout.engines.torch_engine.decoder import Decoder
 from rollout.engines.torch_engine.scheduler import Answer, Scheduler
 from rollout.engines.torch_engine.sequence import Sequence
@@ -31,13 +32,23 @@ class Snapshot:
     detail: str = ""
     generated_tokens: int = 0
     prefill_tokens: int = 0
+    old_cache_tokens: int = 0
 
 
 class Runner:
     """Everything here runs on the decoding thread, between forward passes."""
 
-    def __init__(self, decoder: Decoder, scheduler: Scheduler, accelerator: Accelerator, *, loaded: bool) -> None:
+    def __init__(
+        self,
+        decoder: Decoder,
+        scheduler: Scheduler,
+        accelerator: Accelerator,
+        *,
+        loaded: bool,
+        pause_mode: PauseMode = PauseMode.RETRACT,
+    ) -> None:
         self._decoder, self._scheduler, self._accelerator = decoder, scheduler, accelerator
+        self._pause_mode = pause_mode
         self._paused = False
         self._update: WeightUpdate | None = None
         self._update_version = -1
@@ -72,6 +83,8 @@ class Runner:
         """Start over with nothing received; an update that was under way is given up."""
         if "weights" in self._released:
             raise EngineError("the engine's weights are released: call resume_memory before an update")
+        if self._pause_mode is PauseMode.ABORT:
+            self._scheduler.interrupt()
         self._builds_on_whole = self.held_version is not None
         self._update = WeightUpdate(self._decoder.weights)
         self._update_version = version
@@ -95,8 +108,7 @@ class Runner:
             self._fail_update(error)
             raise
         self._update, self._no_weights = None, ""
-        self._scheduler.weight_version = version
-        self.flush_cache()
+        self._scheduler.change_weights(version, keep_cache=self._pause_mode is PauseMode.IN_PLACE)
 
     @property
     def held_version(self) -> int | None:
@@ -163,6 +175,7 @@ class Runner:
             detail=self._detail(),
             generated_tokens=self._scheduler.generated_tokens,
             prefill_tokens=self._scheduler.prefill_tokens,
+            old_cache_tokens=self._scheduler.old_cache_tokens,
         )
 
     def _weight_state(self) -> str:

@@ -39,6 +39,8 @@ class Scheduler:
         self.weight_version = -1
         self.generated_tokens = 0
         self.prefill_tokens = 0
+        self.old_cache_tokens = 0  # drawn with keys and values of older weights in the cache
+        self._broken_cache = False  # logits were not finite since the cache was dropped last: it may hold NaN
 
     @property
     def running(self) -> int:
@@ -86,6 +88,23 @@ class Scheduler:
             gone = set(map(id, leaving))
             self._waiting = deque(seq for seq in self._waiting if id(seq) not in gone)
 
+    def interrupt(self) -> None:
+        """End the requests that have tokens, with what they have."""
+        everybody = [*self._rows.sequences, *(seq for seq in self._waiting if seq.output_ids)]
+        self.abort([seq for seq in everybody if seq is not None])
+
+    def change_weights(self, version: int, *, keep_cache: bool) -> None:
+        """All weights are of ``version`` from here on. With ``keep_cache`` what runs goes on as it is; else, and where
+        nothing runs that would have to be computed anew, everything cached is dropped."""
+        self.weight_version = version
+        if not (keep_cache and self._rows.running) or self._broken_cache:
+            self.restart()
+            return
+        for row, seq in enumerate(self._rows.sequences):
+            if seq is not None:
+                seq.drawn_by(version, int(self._rows.generated[row]))
+                self._rows.old_cache[row] = True
+
     def restart(self) -> None:
         """Drop everything cached; running requests go back to the head of the queue with what they have generated."""
         interrupted = [self._rows.remove(row) for row, seq in enumerate(self._rows.sequences) if seq is not None]
@@ -93,6 +112,7 @@ class Scheduler:
         self._rows.close_gaps()
         self._plan = None
         self._decoder.clear()
+        self._broken_cache = False
 
     def _admit(self) -> None:
         newcomers: list[Sequence] = []
@@ -115,8 +135,7 @@ class Scheduler:
         self._rows.add(newcomers)
         self._plan = None
         for seq in newcomers:
-            if seq.weight_version is None:
-                seq.weight_version = self.weight_version
+            seq.drawn_by(self.weight_version, len(seq.output_ids))
         self._advance(first, logits, self._plan_of(newcomers))
 
     def _advance(self, first: int, logits: torch.Tensor, plan: SamplingPlan) -> None:
@@ -139,11 +158,13 @@ class Scheduler:
             self._record_kept(first, drawn)
         generated += alive
         self.generated_tokens += int(alive.sum())
+        self.old_cache_tokens += int((alive & rows.old_cache[span]).sum())
         stopped = rows.stop_ids.table[rows.stop_line[span], tokens]
         if rows.watches:
             self._watch(first, tokens, stopped)
         stopped &= generated >= rows.minimum[span]
         broken = ~np.isfinite(log_probs)
+        self._broken_cache |= bool((broken & alive).any())
         done = (stopped | broken | (generated >= rows.limit[span])) & alive
         offsets = np.flatnonzero(done)
         for offset in offsets.tolist():

@@ -105,14 +105,20 @@ def _idle_in_rollout(config: RunConfig) -> Iterator[_Idle]:
         why = (
             f"--rollout-mode {rollout.rollout_mode} has no use for it; give --rollout-mode fully-async, or leave it out"
         )
-        overlapped = ("max_weight_staleness", "max_groups_in_flight", "max_group_retries", "update_weights_in_flight")
+        overlapped = ("max_weight_staleness", "max_groups_in_flight", "max_group_retries")
         yield _Idle(overlapped, ("rollout_mode",), why)
+        why = f"--rollout-mode {rollout.rollout_mode} generates nothing while weights are updated; leave it out"
+        yield _Idle(("pause_generation_mode",), ("rollout_mode",), why)
     else:
         why = "--rollout-mode fully-async keeps every finished group for the next step anyway; leave it out"
         yield _Idle(("keep_surplus_groups",), ("rollout_mode",), why)
-    if rollout.rollout_mode == "fully-async" and rollout.update_weights_in_flight == "keep":
-        why = "--update-weights-in-flight keep aborts no response that could go on later; leave one out"
-        yield _Idle(("partial_rollout",), ("update_weights_in_flight",), why)
+        if rollout.max_weight_staleness == 0:
+            why = "with --max-weight-staleness 0 nothing is generated while weights are updated; leave one out"
+            yield _Idle(("pause_generation_mode",), ("max_weight_staleness",), why)
+    if rollout.rollout_mode == "fully-async" and rollout.pause_generation_mode in ("retract", "in_place"):
+        mode = rollout.pause_generation_mode
+        why = f"--pause-generation-mode {mode} aborts no response that could go on later; leave one out"
+        yield _Idle(("partial_rollout",), ("pause_generation_mode",), why)
     hook = ("rollout_sample_hook_path",)
     droppers = ("dynamic_sampling_filter_path", "rollout_sample_hook_path", "rollout_function_path")
     drops = rollout.dynamic_sampling_filter_path or rollout.rollout_sample_hook_path or rollout.rollout_function_path
