@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 
 from accel.errors import AcceleratorError
 from rollout.engines.errors import EngineError
+from samples.errors import RunError
 from tests.train.weight_sync_cases import (
     ProcessCalls,
     hf_greedy,
@@ -36,9 +38,9 @@ def processes(model_dir: Path) -> Iterator[ProcessCalls]:
         process.end()
 
 
-def opened(calls: ProcessCalls, channel: str, directory: Path) -> WeightUpdater:
+def opened(calls: ProcessCalls, channel: str, directory: Path, **settings) -> WeightUpdater:
     updater = WeightUpdater(calls, check_equal=True)
-    updater.open(plan(channel, directory))
+    updater.open(plan(channel, directory, **settings))
     return updater
 
 
@@ -110,3 +112,57 @@ def test_an_end_killed_in_the_middle_leaves_no_half_new_weights(channel, process
     metrics = opened(processes, channel, tmp_path).update(3)
     assert metrics["perf/update_weights_bytes"] > 0
     assert processes.engine.call("greedy") == (before[0], 3)
+
+
+def test_memory_that_changes_on_the_way_costs_one_more_try_and_then_the_run(processes, model_dir, tmp_path):
+    updater = opened(processes, "tensor", tmp_path, retries=1)
+    updater.update(0)
+    answer = processes.engine.call("greedy")[0]
+    damaged: list[Path] = []
+
+    def damage(bucket) -> None:
+        """Another hand in the shared memory, once in each of the tries that are to fail."""
+        path = Path(bucket.source.path)
+        if len(damaged) < failing and path not in damaged:
+            damaged.append(path)
+            with path.open("r+b") as file:
+                file.seek(bucket.tensors[0].offset)
+                file.write(b"\x7f\x7f\x7f\x7f")
+
+    processes.with_bucket = damage
+    failing = 1
+    assert updater.update(1)["perf/update_weights_retries"] == 1
+    assert processes.engine.call("greedy") == (answer, 1)
+
+    damaged.clear()
+    failing = 2
+    with pytest.raises(RunError, match="arrived with checksum"):
+        updater.update(2)
+    assert len(damaged) == 2
+    assert processes.engine.call("state") == "none"
+    with pytest.raises(EngineError, match="arrived with checksum"):
+        processes.engine.call("greedy")
+    failing = 0
+    assert updater.update(3)["perf/update_weights_retries"] == 2
+    assert processes.engine.call("greedy") == (answer, 3)
+
+
+def test_the_lease_ends_an_update_whose_trainer_and_driver_are_gone(processes, model_dir, tmp_path):
+    opened(processes, "tensor", tmp_path).update(0)
+    updater = opened(processes, "tensor", tmp_path, timeout=1.0)
+    answer = processes.engine.call("greedy")[0]
+    processes.trainer.call("begin", 1, None)
+    processes.engine.call("begin", 1)
+    processes.engine.call("take", processes.trainer.call("next_bucket"), 1)
+    assert processes.engine.call("state") == "updating-1"
+    processes.trainer.kill()
+    deadline = time.monotonic() + 60
+    while processes.engine.call("state") == "updating-1":
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    with pytest.raises(EngineError, match=r"nothing came from the trainer for 1 s \(--weight-update-timeout\)"):
+        processes.engine.call("greedy")
+    processes.trainer = start_trainer(model_dir)
+    updater = opened(processes, "tensor", tmp_path)
+    updater.update(2)
+    assert processes.engine.call("greedy") == (answer, 2)

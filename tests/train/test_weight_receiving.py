@@ -40,8 +40,10 @@ class Ends:
         self.sending = SendingEnd(lambda: iter(self.weights.items()), cpu, rank=0)
         self.receiving = ReceivingEnd(self.engine, cpu)
 
-    def open(self, channel: str, directory: Path, *, check_equal: bool = True, **settings) -> WeightUpdater:
-        updater = WeightUpdater(DirectCalls(self.sending, self.receiving), check_equal=check_equal)
+    def open(
+        self, channel: str, directory: Path, *, check_equal: bool = True, note=lambda _: None, **settings
+    ) -> WeightUpdater:
+        updater = WeightUpdater(DirectCalls(self.sending, self.receiving), check_equal=check_equal, note=note)
         updater.open(plan(channel, directory, **settings))
         return updater
 
@@ -196,3 +198,72 @@ def test_an_update_of_nan_weights_is_equal_to_itself(ends, tmp_path):
     ends.weights["model.norm.weight"] = torch.full_like(ends.weights["model.norm.weight"], torch.nan)
     ends.open("tensor", tmp_path).update(0)
     assert ends.engine.state() == "0"
+
+
+@pytest.mark.parametrize("channel", ["tensor", "in_process", "disk", "disk_delta"])
+def test_an_update_that_failed_is_made_again_with_everything(channel, ends, model_dir, tmp_path):
+    notes: list[str] = []
+    updater = ends.open(channel, tmp_path, check_equal=False, retries=1, note=notes.append)
+    whole = updater.update(0)["perf/update_weights_bytes"]
+    update_weights = ends.engine.update_weights
+    left = 1
+
+    def failing(tensors):
+        nonlocal left
+        if left:
+            left -= 1
+            raise EngineError("the server said no")
+        update_weights(tensors)
+
+    ends.engine.update_weights = failing
+    ends.weights["model.norm.weight"] = -ends.weights["model.norm.weight"]
+    metrics = updater.update(1)
+    assert metrics == {"perf/update_weights_bytes": whole, "perf/update_weights_retries": 1}
+    assert "version 1 failed (the server said no); everything is sent once more" in notes[0]
+    assert ends.engine.state() == "1"
+    assert ends.engine.differing_weights(ends.weights) == []
+
+    left = 2
+    ends.weights["model.norm.weight"] = -ends.weights["model.norm.weight"]
+    with pytest.raises(EngineError, match=r"^the server said no$"):
+        updater.update(2)
+    assert left == 0
+    assert ends.engine.state() == "none"
+    assert updater.update(3)["perf/update_weights_retries"] == 2
+    assert ends.engine.differing_weights(ends.weights) == []
+
+
+def test_what_would_fail_again_is_not_tried_again(ends, tmp_path):
+    updater = ends.open("tensor", tmp_path, retries=5)
+    ends.weights["no_such.weight"] = torch.zeros(1)
+    with pytest.raises(InputError, match=r"no_such.weight is no tensor of this model"):
+        updater.update(0)
+    del ends.weights["no_such.weight"]
+
+    def breaking():
+        yield next(iter(ends.weights.items()))
+        raise RuntimeError("a rank has gone")
+
+    weights, ends.sending._weights = ends.sending._weights, breaking
+    with pytest.raises(RuntimeError, match="a rank has gone"):
+        updater.update(1)
+    ends.sending._weights = weights
+    with pytest.raises(RunError, match="broke off in the middle"):
+        updater.update(2)
+
+
+def test_an_update_given_up_draws_what_is_left_so_that_ranks_stay_in_step(ends, tmp_path):
+    ends.open("tensor", tmp_path)
+    drawn: list[str] = []
+
+    def gathering():
+        for name, tensor in ends.weights.items():
+            drawn.append(name)
+            yield name, tensor
+
+    ends.sending._weights = gathering
+    ends.sending.begin(0, None)
+    ends.sending.next_bucket()
+    assert len(drawn) < len(ends.weights)
+    assert ends.sending.cancel()
+    assert drawn == list(ends.weights)

@@ -82,8 +82,10 @@ class BlockingEngine:
         self._loop.close()
 
 
-def plan(channel: str, directory: Path, *, bucket_bytes: int = 4096, timeout: float = 60.0) -> UpdatePlan:
-    return UpdatePlan(channel, bucket_bytes, timeout, str(directory))
+def plan(
+    channel: str, directory: Path, *, bucket_bytes: int = 4096, timeout: float = 60.0, retries: int = 0
+) -> UpdatePlan:
+    return UpdatePlan(channel, bucket_bytes, timeout, str(directory), retries=retries)
 
 
 class _Process:
@@ -138,17 +140,21 @@ class _Process:
 
 
 class ProcessCalls:
-    """``train.weight_sync.updater.Calls`` over pipes. ``before``: called with the name of every call to the engine."""
+    """``train.weight_sync.updater.Calls`` over pipes. ``before``: called with the name of every call to the engine, and
+    ``with_bucket`` with what it is to take."""
 
     def __init__(self, trainer: _Process, engine: _Process) -> None:
         self.trainer, self.engine = trainer, engine
         self.before: Callable[[str], None] = lambda call: None
+        self.with_bucket: Callable[[Any], None] = lambda bucket: None
 
     def sending(self, call: str, *arguments: Any) -> Sequence[Any]:
         return [self.trainer.begin(call, *arguments)]
 
     def receiving(self, call: str, *arguments: Any) -> Any:
         self.before(call)
+        if call == "take":
+            self.with_bucket(arguments[0])
         return self.engine.begin(call, *arguments)
 
     def wait(self, begun: Sequence[Any], timeout: float) -> list[Any]:

@@ -29,6 +29,12 @@ class WeightUpdateConfig(Section):
     weight_update_timeout: float = Field(
         600.0, gt=0, allow_inf_nan=False, description="seconds that one step of a weight update may take"
     )
+    weight_update_retries: int = Field(
+        1,
+        ge=0,
+        description="times that a weight update which failed is made again, with everything, before the run ends on "
+        "its error",
+    )
     check_weight_update_equal: bool = Field(
         False, description="send the weights once more after each update, and compare them with the engine's"
     )

@@ -32,7 +32,8 @@ def create_weight_updater(
     from train.weight_sync.updater import WeightUpdater
 
     channel = chosen_channel(config)
-    updater = WeightUpdater(calls, check_equal=config.weights.check_weight_update_equal)
+    told = note if note is not None else lambda _: None
+    updater = WeightUpdater(calls, check_equal=config.weights.check_weight_update_equal, note=told)
     try:
         updater.open(_plan(config, channel, run_dir))
     except InputError:
@@ -124,6 +125,7 @@ def _plan(config: RunConfig, channel: Channel, run_dir: Path) -> UpdatePlan:
         directory=str(run_dir.absolute() if given is None else Path(given).absolute()),
         one_machine=config.job.ray_address is None and not _remote_servers(config),
         keeps_weights=config.sglang.max_engine_restarts > 0 and not config.sglang.rollout_external_engine_addrs,
+        retries=weights.weight_update_retries,
     )
 
 

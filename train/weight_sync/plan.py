@@ -23,6 +23,7 @@ class UpdatePlan:
     directory: str
     one_machine: bool = True
     keeps_weights: bool = False  # ``server_group``: whether what was sent is kept, for a server that is started again
+    retries: int = 0  # of an update that failed, with everything
 
     @property
     def at_once(self) -> bool:

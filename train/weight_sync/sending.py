@@ -9,6 +9,7 @@ from typing import TypeAlias
 import torch
 
 from accel.contract import Accelerator
+from samples.errors import RunError
 from train.weight_sync.buckets import Bucket
 from train.weight_sync.checksums import digest
 from train.weight_sync.plan import Offer, Summary, UpdatePlan
@@ -71,6 +72,7 @@ class SendingEnd:
         self._version = -1
         self._checksums: dict[str, str] = {}
         self._nbytes = 0
+        self._broke_off = False
 
     def open(self, plan: UpdatePlan) -> Offer | None:
         from train.weight_sync.factory import open_sender
@@ -84,10 +86,11 @@ class SendingEnd:
         self._open().connect()
 
     def begin(self, version: int, held: int | None) -> None:
-        """Make ready to draw ``version``; an update that was under way is given up."""
-        self.cancel()
+        """Make ready to draw ``version``; an update that was under way is given up. RunError where that cannot be."""
+        if not self.cancel():
+            raise RunError("the weights cannot be gathered anew: the last time broke off in the middle of a gathering")
         self._version, self._checksums, self._nbytes = version, {}, 0
-        self._export = self._weights()
+        self._export = self._whole_export()
         self._buckets = self._open().buckets(version, held, self._export)
 
     def next_bucket(self) -> Bucket | None:
@@ -103,6 +106,12 @@ class SendingEnd:
             self._nbytes += bucket.nbytes
         return bucket
 
+    def _whole_export(self) -> Weights:
+        """Notes whether gathering itself failed: then other ranks may wait in a collective for ever."""
+        self._broke_off = True
+        yield from self._weights()
+        self._broke_off = False
+
     def send(self) -> None:
         self._open().send()
 
@@ -112,12 +121,21 @@ class SendingEnd:
             return summary
         return Summary(self._version, len(self._checksums), self._nbytes, digest(self._checksums))
 
-    def cancel(self) -> None:
-        """Give up an update that was not drawn to its end."""
-        for iterator in (self._buckets, self._export):
-            if isinstance(iterator, Generator):
-                iterator.close()
-        self._buckets, self._export = iter(()), iter(())
+    def cancel(self) -> bool:
+        """Give up an update that was not drawn to its end; whether another may begin.
+
+        Collective where gathering is: what is left of the export is drawn for nothing, since a rank that stopped in
+        the middle would meet the others' next gathering with its first.
+        """
+        buckets, self._buckets = self._buckets, iter(())
+        if isinstance(buckets, Generator):
+            buckets.close()
+        try:
+            for _ in self._export:
+                pass
+        finally:
+            self._export = iter(())
+        return not self._broke_off
 
     def close(self) -> None:
         """Harmless twice, and before ``open``."""

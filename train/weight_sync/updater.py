@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-from samples.errors import RunError
+from samples.errors import InputError, RunError
 from train.weight_sync.plan import Offer, Summary, UpdatePlan
 
 _GIVE_UP = 10.0  # seconds for telling the ends of an update that failed
@@ -29,11 +29,15 @@ class Calls(Protocol):
 
 
 class WeightUpdater:
-    """``open`` comes first. ``check_equal``: compare what the engine holds with the trainer's after each update."""
+    """``open`` comes first. ``check_equal``: compare what the engine holds with the trainer's after each update.
 
-    def __init__(self, calls: Calls, *, check_equal: bool) -> None:
-        self._calls, self._check_equal = calls, check_equal
+    ``note`` is told of updates that failed and are tried again.
+    """
+
+    def __init__(self, calls: Calls, *, check_equal: bool, note: Callable[[str], None] = lambda _: None) -> None:
+        self._calls, self._check_equal, self._note = calls, check_equal, note
         self._plan: UpdatePlan | None = None
+        self._retried = 0
 
     @property
     def plan(self) -> UpdatePlan:
@@ -48,19 +52,50 @@ class WeightUpdater:
         self._wait("open", *self._calls.sending("connect"), self._calls.receiving("open", plan, offer))
 
     def update(self, version: int) -> dict[str, float]:
-        """Make ``version`` what the engine answers from. Metrics: bytes that travelled.
+        """Make ``version`` what the engine answers from. Metrics: bytes that travelled, and tries since the start that
+        failed and were made again.
 
+        One that fails is made again with everything, ``--weight-update-retries`` times, if both ends are still there.
         Raises what went wrong at either end, in its own words; RunError when ``--weight-update-timeout`` is over. The
         engine then answers nothing until an update has succeeded.
         """
-        try:
-            summary = self._send(version)
-            if self._check_equal:
+        summary = self._whole(version)
+        if self._check_equal:
+            try:
                 self._compare(version)
-        except BaseException as error:
-            self._give_up(version, error)
-            raise
-        return {"perf/update_weights_bytes": float(summary.nbytes)}
+            except BaseException as error:
+                self._give_up(version, error)
+                raise
+        return {
+            "perf/update_weights_bytes": float(summary.nbytes),
+            "perf/update_weights_retries": float(self._retried),
+        }
+
+    def _whole(self, version: int) -> Summary:
+        left = self.plan.retries
+        while True:
+            try:
+                return self._send(version)
+            except BaseException as error:
+                ready = self._give_up(version, error)
+                again = left and isinstance(error, Exception) and not isinstance(error, InputError)
+                if not ready or not again or not self._reopened():
+                    raise
+                left -= 1
+                self._retried += 1
+                self._note(
+                    f"WARNING: the update to weight version {version} failed ({error}); everything is sent once more "
+                    f"(--weight-update-retries {self.plan.retries})"
+                )
+
+    def _reopened(self) -> bool:
+        """Whether the channel is there again: what failed may have broken it."""
+        try:
+            self.open(self.plan)
+        except Exception as error:  # noqa: BLE001 - what broke the update is what is raised
+            self._note(f"WARNING: the weight channel could not be opened again: {error}")
+            return False
+        return True
 
     def _send(self, version: int) -> Summary:
         held = self._wait("held", self._calls.receiving("held"))[0] if self.plan.channel == "disk_delta" else None
@@ -115,10 +150,16 @@ class WeightUpdater:
                 f"within --weight-update-timeout {self.plan.timeout:g} s"
             ) from error
 
-    def _give_up(self, version: int, error: BaseException) -> None:
-        """Tell both ends; one that does not listen any more cannot answer from half of the weights either."""
+    def _give_up(self, version: int, error: BaseException) -> bool:
+        """Tell both ends; one that does not listen any more cannot answer from half of the weights either.
+
+        Whether both have heard it: then neither is in the middle of anything, and an update may begin anew.
+        """
         reason = f"the update to weight version {version} failed: {error}"
+        heard = [False, False]
         with contextlib.suppress(Exception):
             self._calls.wait([self._calls.receiving("fail", reason)], _GIVE_UP)
+            heard[0] = True
         with contextlib.suppress(Exception):
-            self._calls.wait(self._calls.sending("cancel"), _GIVE_UP)
+            heard[1] = all(self._calls.wait(self._calls.sending("cancel"), _GIVE_UP))
+        return all(heard)
