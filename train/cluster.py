@@ -6,7 +6,7 @@ import contextlib
 import gc
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,12 +17,15 @@ from accel.placement.requests import needs_device_lease, ray_node_options, ray_r
 from observability import Progress
 from rollout.engines.choice import choose_engine
 from samples.errors import InputError, RunError
-from train.checkpoint.manifest import Checkpoint, RolloutState, RunState, TrainerState
+from train.checkpoint.background import Published
+from train.checkpoint.manifest import UNWRITTEN, Checkpoint, Manifest, RolloutState, RunState, TrainerState
+from train.checkpoint.released import SavedTrainer
 from train.collection import spare_from_collection
 from train.config.run import RunConfig
 from train.local_ray import LocalRay, loopback_interface, prepare_environment
 from train.loop import StepOutput
 from train.replay.role import ReplayRole
+from train.trainer_release import TrainerRelease
 
 if TYPE_CHECKING:
     from train.batch import TrainBatch
@@ -95,7 +98,7 @@ class TrainerActor:
         accelerator_spec: str,
         rank: int,
         store_path: str | None,
-        resume: Checkpoint | None,
+        resume: Checkpoint | SavedTrainer | None,
         profile: ProfilePlan | None,
     ) -> None:
         gc.disable()  # until the role has started: train.collection
@@ -117,6 +120,12 @@ class TrainerActor:
             raise self._failure
         return self._role.weights_read
 
+    def process(self) -> tuple[str, int]:
+        """The node and the process that this rank lives in."""
+        import ray
+
+        return ray.get_runtime_context().get_node_id(), os.getpid()
+
     def train(self, batch: TrainBatch, rollout_id: int) -> dict[str, float]:
         return self._role.train(batch, rollout_id)
 
@@ -126,6 +135,12 @@ class TrainerActor:
 
     def save_state(self, directory: Path) -> TrainerState:
         return self._role.save_state(directory)
+
+    def begin_save(self, work: Path, draft: Manifest) -> None:
+        self._role.begin_save(work, draft)
+
+    def saved(self, *, wait: bool) -> Published | None:
+        return self._role.saved(wait=wait)
 
     def save_hf(self, directory: Path) -> None:
         self._role.save_hf(directory)
@@ -155,6 +170,10 @@ class RayRuntime:
         self._replay: ReplayRole | None = None
         self._trainers: list[Any] = []
         self._engine_hosts: list[Any] = []
+        self._trainer_options: list[dict[str, Any]] = []  # of each rank's actor, whenever it is made
+        self._released: TrainerRelease | None = None
+        if config.job.release_train:
+            self._released = TrainerRelease(run_dir / "released_trainer", _CLOSE_TIMEOUT)
         self._group: Any = None
         self._leases: RayDeviceLeases | None = None
         self._resume = resume
@@ -194,6 +213,8 @@ class RayRuntime:
                 self._progress.note(what_ranks_read(reports))
             self._connect_weights()
             self._hand_over()
+            if self._released is not None:
+                self._released.end(self._trainers, self._rollout)  # they begin from the same again
         spare_from_collection()
 
     def step(self, rollout_id: int) -> StepOutput:
@@ -204,10 +225,11 @@ class RayRuntime:
         import ray
 
         batch, output = self._roll_out(rollout_id)
-        if not self._trainers or output.ended:
+        if not self._config.trainer_ranks or output.ended:
             return output
         if batch is None:
             return output.with_metrics({"train/optimizer_steps": 0.0})
+        made = self._remake_trainers()
         started = time.perf_counter()
         # Every rank reports the global values, so one report is the run's.
         metrics: dict[str, float] = ray.get([trainer.train.remote(batch, rollout_id) for trainer in self._trainers])[0]
@@ -219,7 +241,7 @@ class RayRuntime:
         metrics["perf/rollout_time"] = output.metrics["perf/rollout_time"] + settled - trained
         metrics["perf/train_time"] = trained - started
         metrics["perf/update_weights_time"] = time.perf_counter() - settled
-        return output.with_metrics(metrics)
+        return output.with_metrics(metrics | made | self._release_trainers())
 
     def _roll_out(self, rollout_id: int) -> tuple[Any, StepOutput]:
         """A reference to the batch (None when nothing is left to train on), and what there is to say of the rollout."""
@@ -244,15 +266,35 @@ class RayRuntime:
 
         with _plain_errors():
             rollout: RolloutState = ray.get(self._rollout.save_state.remote(directory))
+            if not self._trainers:
+                assert self._released is not None
+                trainer = self._released.copy_to(directory)
+                return RunState(weight_version=self._version, trainer=trainer, rollout=rollout)
             saving = [trainer.save_state.remote(directory) for trainer in self._trainers]
             ray.wait(saving, num_returns=len(saving))  # an error of one must not leave the others at work
-            trainer: TrainerState = ray.get(saving)[0]
+            trainer = ray.get(saving)[0]
         return RunState(weight_version=self._version, trainer=trainer, rollout=rollout)
+
+    def begin_save(self, work: Path, draft: Callable[[RunState], Manifest]) -> None:
+        import ray
+
+        with _plain_errors():
+            rollout: RolloutState = ray.get(self._rollout.save_state.remote(work))
+            manifest = draft(RunState(weight_version=self._version, trainer=UNWRITTEN, rollout=rollout))
+            ray.get([trainer.begin_save.remote(work, manifest) for trainer in self._trainers])
+
+    def saved(self, *, wait: bool) -> Published | None:
+        import ray
+
+        with _plain_errors():
+            outcome: Published | None = ray.get(self._trainers[0].saved.remote(wait=wait))
+        return outcome
 
     def save_hf(self, directory: Path) -> None:
         import ray
 
         with _plain_errors():
+            self._remake_trainers()
             ray.get([trainer.save_hf.remote(directory) for trainer in self._trainers])
 
     def close(self) -> None:
@@ -264,6 +306,8 @@ class RayRuntime:
         actors = [actor for actor in [self._rollout, *self._trainers] if actor is not None]
         hosts, self._engine_hosts = self._engine_hosts, []
         self._rollout, self._trainers = None, []
+        if self._released is not None:
+            self._released.close()
         worker_died = False
         try:
             # An actor that is still being made answers only after that, and has nothing yet that it could lose.
@@ -287,6 +331,29 @@ class RayRuntime:
             self._local_ray.stop(keep_logs=logs)
             if logs is not None and logs.exists():
                 self._progress.note(f"a worker process died; Ray's logs are in {logs}")
+
+    def _remake_trainers(self) -> dict[str, float]:
+        """Make the trainer from its last state, where it was given back. Metrics: the seconds that took."""
+        import ray
+
+        if self._trainers or not self._config.trainer_ranks:
+            return {}
+        assert self._released is not None
+        started = time.perf_counter()
+        self._make_trainers(self._released.latest or self._resume)
+        ray.get([trainer.ready.remote() for trainer in self._trainers])
+        if self._updater is not None:
+            self._updater.open(self._updater.plan)
+        return {"perf/remake_train_time": time.perf_counter() - started}
+
+    def _release_trainers(self) -> dict[str, float]:
+        """With ``--release-train``, keep the trainer's state and end its processes. Metrics: the seconds that took."""
+        if self._released is None:
+            return {}
+        started = time.perf_counter()
+        self._released.keep_state(self._trainers)
+        self._released.end(self._trainers, self._rollout)
+        return {"perf/release_train_time": time.perf_counter() - started}
 
     def _connect_weights(self) -> None:
         if self._rollout is None or not self._trainers:
@@ -345,15 +412,11 @@ class RayRuntime:
         job = self._config.job
         assert job.trainer_threads is not None
         assert job.rollout_threads is not None
-        store = None
-        if world > 1:
-            store_path = self._run_dir / "process_group.store"
-            store_path.unlink(missing_ok=True)  # of a part of this run that was killed: ranks would meet its ghosts
-            store = str(store_path)
-        for rank in range(world):
-            options = ray_request(self._accelerator, 1) | self._actor_options(job.trainer_threads, bundle=rank)
-            actor = ray.remote(TrainerActor).options(**options)
-            self._trainers.append(actor.remote(self._config, spec, rank, store, self._resume, self._profile))
+        self._trainer_options = [
+            ray_request(self._accelerator, 1) | self._actor_options(job.trainer_threads, bundle=rank)
+            for rank in range(world)
+        ]
+        self._make_trainers(self._resume)
         if self._config.debug.replays:
             self._replay = ReplayRole(self._config)
             return
@@ -383,6 +446,22 @@ class RayRuntime:
         if not rollout_devices or choose_engine(self._config.rollout)[0] != "sglang":
             return 0
         return rollout_devices // self._config.job.rollout_num_gpus_per_engine
+
+    def _make_trainers(self, start: Checkpoint | SavedTrainer | None) -> None:
+        """One actor a rank, where its options put it, beginning from ``start``; ``ready`` says when."""
+        import ray
+
+        from accel import accelerator_spec
+
+        spec = accelerator_spec(self._accelerator)
+        store = None
+        if len(self._trainer_options) > 1:
+            store_path = self._run_dir / "process_group.store"
+            store_path.unlink(missing_ok=True)  # of a part of this run that has ended: ranks would meet its ghosts
+            store = str(store_path)
+        for rank, options in enumerate(self._trainer_options):
+            actor = ray.remote(TrainerActor).options(**options)
+            self._trainers.append(actor.remote(self._config, spec, rank, store, start, self._profile))
 
     def _actor_options(self, threads: int, *, bundle: int, devices: int = 1) -> dict[str, Any]:
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
 
 from accel.contract import Accelerator
 from observability import Progress
-from train.checkpoint.manifest import Checkpoint, RunState
+from train.checkpoint.background import Published
+from train.checkpoint.manifest import UNWRITTEN, Checkpoint, Manifest, RunState
 from train.config.run import RunConfig
 from train.loop import StepOutput
 from train.megatron.weights.loading import what_ranks_read
@@ -67,7 +69,7 @@ class InlineRuntime:
             torch.set_num_threads(trainer_threads)  # the rollout worker set its own for this process
         if self._trainer is not None and isinstance(self._rollout, RolloutRole):
             calls = DirectCalls(self._trainer.sending, self._rollout.receiving)
-            self._updater = create_weight_updater(self._config, calls, self._run_dir)
+            self._updater = create_weight_updater(self._config, calls, self._run_dir, self._progress.note)
         self._hand_over()
 
     def step(self, rollout_id: int) -> StepOutput:
@@ -98,6 +100,17 @@ class InlineRuntime:
         assert isinstance(self._rollout, RolloutRole)
         trainer = self._trainer.save_state(directory)
         return RunState(weight_version=self._version, trainer=trainer, rollout=self._rollout.save_state(directory))
+
+    def begin_save(self, work: Path, draft: Callable[[RunState], Manifest]) -> None:
+        assert self._trainer is not None
+        assert isinstance(self._rollout, RolloutRole)
+        rollout = self._rollout.save_state(work)
+        state = RunState(weight_version=self._version, trainer=UNWRITTEN, rollout=rollout)
+        self._trainer.begin_save(work, draft(state))
+
+    def saved(self, *, wait: bool) -> Published | None:
+        assert self._trainer is not None
+        return self._trainer.saved(wait=wait)
 
     def save_hf(self, directory: Path) -> None:
         assert self._trainer is not None

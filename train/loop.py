@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -14,7 +14,8 @@ from typing import Protocol
 
 from observability import History, Progress, Tracker
 from observability.transcripts import Transcript, Transcripts
-from train.checkpoint.manifest import RunState
+from train.checkpoint.background import Published
+from train.checkpoint.manifest import Manifest, RunState
 from train.checkpoint.saver import CheckpointSaver
 
 
@@ -50,6 +51,15 @@ class Runtime(Protocol):
 
         Raises CheckpointWriteError when they cannot be written, which leaves the run as it was.
         """
+        ...
+
+    def begin_save(self, work: Path, draft: Callable[[RunState], Manifest]) -> None:
+        """Take a copy of the same state, from which ``work`` is written and published while the run goes on. ``draft``
+        makes the manifest of it, without the trainer's files."""
+        ...
+
+    def saved(self, *, wait: bool) -> Published | None:
+        """What ``begin_save`` led to; None while it is being written. Raises CheckpointWriteError or OSError."""
         ...
 
     def save_hf(self, directory: Path) -> None: ...

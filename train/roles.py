@@ -11,8 +11,10 @@ from observability.transcripts import pick_transcripts
 from rollout.deploy.hosts import Spawner
 from rollout.worker import RolloutSettings, RolloutWorker
 from train.batch import TrainBatch, batch_from_groups
+from train.checkpoint.background import BackgroundSave, Published
 from train.checkpoint.generators import restore_generators, seed_generators
-from train.checkpoint.manifest import Checkpoint, RolloutState, TrainerState
+from train.checkpoint.manifest import Checkpoint, Manifest, RolloutState, TrainerState
+from train.checkpoint.released import SavedTrainer
 from train.checkpoint.rollout_state import load_collector_state, save_rollout_state
 from train.collection import end_sparing, spare_from_collection
 from train.compiler_cache import keep_compiler_cache_private
@@ -23,6 +25,8 @@ from train.replay.recorder import RolloutRecorder
 from train.weight_sync.factory import server_channel
 from train.weight_sync.receiving import ReceivingEnd
 from train.weight_sync.sending import SendingEnd
+
+_SAVE_SECONDS = 10.0  # that a run which ends by an error gives a save under way
 
 
 def rollout_settings(config: RunConfig) -> RolloutSettings:
@@ -123,7 +127,7 @@ class TrainerRole:
         *,
         rank: int,
         store_path: str | None,
-        resume: Checkpoint | None = None,
+        resume: Checkpoint | SavedTrainer | None = None,
         profile: ProfilePlan | None = None,
     ) -> None:
         from train.megatron.bootstrap import prepare_megatron
@@ -149,6 +153,7 @@ class TrainerRole:
         self.weights_read = self._trainer.weights_read
         self.sending = SendingEnd(self._trainer.export_weights, accelerator, rank)
         self._profiler = Profiler(profile, accelerator, "train", rank)
+        self._saving: BackgroundSave | None = None
         spare_from_collection()
 
     def train(self, batch: TrainBatch, rollout_id: int) -> dict[str, float]:
@@ -159,9 +164,26 @@ class TrainerRole:
         """Write weights and optimizer state into ``directory``; rank 0 gets to know the files (collective)."""
         return self._trainer.save_state(directory)
 
+    def begin_save(self, work: Path, draft: Manifest) -> None:
+        """Copy the state to host memory (collective); the first rank writes and publishes it while training goes on."""
+        snapshot = self._trainer.snapshot_state()
+        if snapshot is not None:
+            self._saving = BackgroundSave(snapshot, work, draft)
+
+    def saved(self, *, wait: bool) -> Published | None:
+        """The checkpoint that ``begin_save`` began, once it is there; CheckpointWriteError or OSError when it will not
+        be. On the first rank."""
+        assert self._saving is not None
+        outcome = self._saving.outcome(wait=wait)
+        if outcome is not None:
+            self._saving = None
+        return outcome
+
     def save_hf(self, directory: Path) -> None:
         self._trainer.save_hf(directory)
 
     def close(self) -> None:
+        if self._saving is not None:  # the run ends by an error: a save under way may still become one
+            self._saving.end(_SAVE_SECONDS)
         self._trainer.close(update_groups=[self.sending.close])
         end_sparing()

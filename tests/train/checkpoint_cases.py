@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from safetensors.torch import load_file
 
+from train.checkpoint.background import BackgroundSave, Published
 from train.checkpoint.errors import CheckpointWriteError
 from train.checkpoint.finding import check_files, find_checkpoint
-from train.checkpoint.manifest import Checkpoint, FileFacts, ModelFacts, RolloutState, RunState, TrainerState
+from train.checkpoint.manifest import (
+    UNWRITTEN,
+    Checkpoint,
+    FileFacts,
+    Manifest,
+    ModelFacts,
+    RolloutState,
+    RunState,
+    TrainerState,
+)
 from train.checkpoint.saver import CheckpointSaver, RunIdentity
 from train.checkpoint.tensor_files import TensorFiles
+from train.checkpoint.trainer_state import TrainerSnapshot
 from train.config.run import RunConfig
 
 STEMS = ("model", "exp_avg", "exp_avg_sq")
@@ -25,6 +37,7 @@ class TinyRun:
 
     step: int = 0
     elements: int = 20_000
+    saving: BackgroundSave | None = None
 
     def save_state(self, directory: Path) -> RunState:
         files: dict[str, FileFacts] = {}
@@ -37,11 +50,20 @@ class TinyRun:
                 files |= writer.files
         except OSError as error:
             raise CheckpointWriteError(str(error.strerror)) from error
-        return RunState(
-            weight_version=self.step,
-            trainer=TrainerState(files=files, optimizer_steps=self.step),
-            rollout=RolloutState(source={"position": self.step}, generators={}),
-        )
+        return self._state(TrainerState(files=files, optimizer_steps=self.step))
+
+    def begin_save(self, work: Path, draft: Callable[[RunState], Manifest]) -> None:
+        copies = {stem: {name: torch.full((self.elements,), float(self.step)) for name in ("a", "b")} for stem in STEMS}
+        snapshot = TrainerSnapshot(copies, {}, self.step, shard_bytes=self.elements * 4 + 1)
+        self.saving = BackgroundSave(snapshot, work, draft(self._state(UNWRITTEN)))
+
+    def saved(self, *, wait: bool) -> Published | None:
+        assert self.saving is not None
+        return self.saving.outcome(wait=wait)
+
+    def _state(self, trainer: TrainerState) -> RunState:
+        rollout = RolloutState(source={"position": self.step}, generators={})
+        return RunState(weight_version=self.step, trainer=trainer, rollout=rollout)
 
 
 def make_saver(

@@ -17,6 +17,7 @@ from typing import Any, NoReturn
 import pytest
 import torch
 
+from samples.errors import RunError
 from tests.train.checkpoint_cases import TinyRun, make_saver, newest_whole, save_steps
 
 pytestmark = pytest.mark.slow
@@ -48,14 +49,18 @@ def _die_at(operation: int, counted: list[int]) -> Callable[[str, Any], None]:
     return hook
 
 
-def test_a_kill_before_any_one_file_operation_leaves_a_whole_checkpoint(tmp_path: Path):
+SYNC_AND_ASYNC = pytest.mark.parametrize("async_save", [False, True], ids=["sync", "async"])
+
+
+@SYNC_AND_ASYNC
+def test_a_kill_before_any_one_file_operation_leaves_a_whole_checkpoint(tmp_path: Path, async_save: bool):
     """Saves steps 0 and 1, keeping one, and dies before the first, second, ... operation on files."""
     for operation in range(1, 1000):
         directory = tmp_path / str(operation)
 
         def save(directory: Path = directory, operation: int = operation) -> None:
             sys.addaudithook(_die_at(operation, [0]))
-            save_steps(directory, range(2), elements=100, save_keep=1)
+            save_steps(directory, range(2), elements=100, save_keep=1, async_save=async_save).finish()
 
         child = _fork(save)
         killed = os.WIFSIGNALED(os.waitpid(child, 0)[1])
@@ -66,7 +71,8 @@ def test_a_kill_before_any_one_file_operation_leaves_a_whole_checkpoint(tmp_path
         assert len(steps) <= 2  # the new one is in place before the old one goes
         if checkpoint is not None:
             assert checkpoint.step == max(steps)
-        following = save_steps(directory, range(2, 3), elements=100, save_keep=1)
+        following = save_steps(directory, range(2, 3), elements=100, save_keep=1, async_save=async_save)
+        following.finish()
         assert not following.failed
         assert [path.name for path in directory.iterdir()] == ["step_000002"]  # nothing of the kill is left
         shutil.rmtree(directory)
@@ -75,7 +81,8 @@ def test_a_kill_before_any_one_file_operation_leaves_a_whole_checkpoint(tmp_path
     assert checkpoint.step == 1
 
 
-def test_a_hundred_kills_at_random_moments_never_leave_a_half_checkpoint(tmp_path: Path):
+@SYNC_AND_ASYNC
+def test_a_hundred_kills_at_random_moments_never_leave_a_half_checkpoint(tmp_path: Path, async_save: bool):
     moments = random.Random(7)
     started = time.perf_counter()
     save_steps(tmp_path, range(1))
@@ -86,7 +93,7 @@ def test_a_hundred_kills_at_random_moments_never_leave_a_half_checkpoint(tmp_pat
 
         def save(start: int = last + 1) -> NoReturn:
             run = TinyRun()
-            saver = make_saver(tmp_path, run, resumed_from=start - 1, save_keep=2)
+            saver = make_saver(tmp_path, run, resumed_from=start - 1, save_keep=2, async_save=async_save)
             for step in range(start, start + 10**6):
                 run.step = step
                 saver.after_step(step)
@@ -135,6 +142,23 @@ def test_a_full_disk_leaves_the_checkpoint_before_and_is_said_loudly(small_disk:
     assert checkpoint.step == 1
     assert not any(directory.glob(".tmp-*"))  # the room is given back
     (small_disk / "metrics.jsonl").write_text("x" * 10_000)
+
+
+def test_a_full_disk_behind_the_run_ends_it_at_the_next_step_and_leaves_the_checkpoint_before(small_disk: Path):
+    directory = small_disk / "checkpoints"
+    notes: list[str] = []
+    run = TinyRun()
+    saver = make_saver(directory, run, notes, async_save=True)
+    for run.step in range(3):
+        saver.after_step(run.step)
+    assert run.saving is not None
+    run.saving.end(60)
+    with pytest.raises(RunError, match=r"--async-save: no checkpoint of step 3 .*No space left .* step_000001"):
+        saver.after_step(3)
+    checkpoint = newest_whole(directory)
+    assert checkpoint is not None
+    assert checkpoint.step == 1
+    assert not any(directory.glob(".tmp-*"))
 
 
 def test_saving_goes_on_once_there_is_room_again(small_disk: Path):

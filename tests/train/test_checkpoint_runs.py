@@ -87,17 +87,20 @@ def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, An
     return rows
 
 
-@pytest.mark.parametrize("seed", [0, 1])
-def test_a_killed_run_goes_on_as_if_it_had_not_been(tmp_path: Path, seed: int, uninterrupted: list[dict[str, Any]]):
-    chance = random.Random(seed)
+@pytest.mark.parametrize("flags", [(), ("--async-save",)], ids=["sync", "async"])
+def test_a_killed_run_goes_on_as_if_it_had_not_been(
+    tmp_path: Path, flags: tuple[str, ...], uninterrupted: list[dict[str, Any]]
+):
+    chance = random.Random(len(flags))
     run_dir = tmp_path / "run"
-    process = _start(run_dir, "--save-interval", "5")
+    flags = ("--save-interval", "5", *flags)
+    process = _start(run_dir, *flags)
     _wait_for_rows(run_dir, chance.randint(6, STEPS - 1), process)
     time.sleep(chance.uniform(0.0, 0.3))
     _kill_tree(process.pid)
     process.communicate()
     saved = checkpoint_steps(run_dir / "checkpoints")[-1]
-    done = _run(run_dir, "--save-interval", "5", "--load", str(run_dir))
+    done = _run(run_dir, *flags, "--load", str(run_dir))
     assert done.returncode == 0, done.stderr
     assert f"step_{saved:06d}, after step {saved + 1}" in done.stdout
     assert _rows(run_dir) == uninterrupted
@@ -120,14 +123,15 @@ def test_a_run_that_goes_on_elsewhere_begins_with_the_step_after_the_saved_one(
 
 
 TWO_RANKS = pytest.param(("--actor-num-gpus-per-node", "2"), marks=pytest.mark.nightly)
+IN_BACKGROUND = pytest.param(("--actor-num-gpus-per-node", "2", "--async-save"), marks=pytest.mark.nightly)
 
 
-@pytest.mark.parametrize("layout", [(), TWO_RANKS], ids=["one rank", "two data ranks"])
+@pytest.mark.parametrize("layout", [(), TWO_RANKS, IN_BACKGROUND], ids=["one rank", "two data ranks", "asynchronous"])
 def test_a_killed_ray_run_goes_on_as_if_it_had_not_been(
     tmp_path: Path, layout: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setenv("ACCELRL_CPU_DEVICES", "2")
-    whole = _run(tmp_path / "whole", *layout, launcher="ray")
+    whole = _run(tmp_path / "whole", *(flag for flag in layout if flag != "--async-save"), launcher="ray")
     assert whole.returncode == 0, whole.stderr
     run_dir = tmp_path / "run"
     process = _start(run_dir, "--save-interval", "5", *layout, launcher="ray")
@@ -143,7 +147,7 @@ def test_a_killed_ray_run_goes_on_as_if_it_had_not_been(
 @pytest.mark.parametrize("sign", [signal.SIGTERM, signal.SIGINT])
 def test_a_stopped_run_saves_its_last_step(tmp_path: Path, sign: signal.Signals, uninterrupted: list[dict[str, Any]]):
     run_dir = tmp_path / "run"
-    process = _start(run_dir, "--save-interval", "100")
+    process = _start(run_dir, "--save-interval", "100", *(("--async-save",) if sign is signal.SIGINT else ()))
     _wait_for_rows(run_dir, 4, process)
     os.killpg(process.pid, sign)
     out, err = process.communicate(timeout=120)

@@ -199,7 +199,7 @@ def test_what_the_slime_table_offers_instead_exists():
 @pytest.mark.parametrize(
     ("word", "said"),
     [
-        ("--async-save", "beside training"),
+        ("--use-tis", "off-policy samples"),
         ("--eval-config", "evaluation"),
         ("--eval-min-new-tokens", "Evaluation"),
         ("--colocate", "take turns"),

@@ -47,6 +47,9 @@ class TrainerState(BaseModel):
     optimizer_steps: int = Field(ge=0, le=2**31)
 
 
+UNWRITTEN = TrainerState(files={}, optimizer_steps=0)  # of a checkpoint whose trainer's files are still to come
+
+
 class RolloutState(BaseModel):
     """Where the rollout side stands: its place in the prompts, and the generators that a user's functions draw from."""
 
@@ -97,6 +100,10 @@ class Manifest(BaseModel):
     config: dict[str, Any]
     state: RunState
 
+    def with_trainer(self, trainer: TrainerState) -> Manifest:
+        """The same checkpoint once the trainer's files are known."""
+        return self.model_copy(update={"state": self.state.model_copy(update={"trainer": trainer})})
+
     @property
     def files(self) -> dict[str, FileFacts]:
         return self.state.trainer.files | self.state.rollout.files
@@ -112,6 +119,10 @@ class Checkpoint:
     @property
     def step(self) -> int:
         return self.manifest.step
+
+    @property
+    def optimizer_steps(self) -> int:
+        return self.manifest.state.trainer.optimizer_steps
 
 
 def read_manifest(directory: Path, source: str) -> Manifest:

@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Protocol
 
 from observability.redact import redacted
+from samples.errors import RunError
+from train.checkpoint.background import Published
 from train.checkpoint.directory import CheckpointDirectory
 from train.checkpoint.errors import CheckpointWriteError
 from train.checkpoint.manifest import Manifest, ModelFacts, RunState
@@ -21,6 +23,14 @@ class SavesState(Protocol):
 
     def save_state(self, directory: Path) -> RunState:
         """Write the trainer's files into ``directory``; raises CheckpointWriteError when that fails."""
+        ...
+
+    def begin_save(self, work: Path, draft: Callable[[RunState], Manifest]) -> None:
+        """The same from a copy, while the run goes on; publishes the checkpoint that ``work`` becomes."""
+        ...
+
+    def saved(self, *, wait: bool) -> Published | None:
+        """What became of it: None while it is being written."""
         ...
 
 
@@ -37,7 +47,8 @@ class CheckpointSaver:
     """Saves after every ``--save-interval`` steps, and at the end of the run however it ends.
 
     A failed save costs a run nothing but the checkpoint: it is reported, the disk is left as it was before, and the
-    next one is tried when it is due.
+    next one is tried when it is due. With ``--async-save`` only the last save of a run is made so; the others are
+    written while it goes on, and one that fails ends the run at the next step.
     """
 
     def __init__(
@@ -53,6 +64,8 @@ class CheckpointSaver:
         self._identity = identity
         self._runtime = runtime
         self._note = note
+        self._async = identity.config.checkpoint.async_save
+        self._pending: int | None = None  # the step that is being written while the run goes on
         self._last_saved = resumed_from
         self._last_step = resumed_from
         self.failed = False  # whether the latest save did
@@ -60,12 +73,22 @@ class CheckpointSaver:
     def after_step(self, rollout_id: int) -> None:
         """Save if it is time to. Nothing of the next step may have begun."""
         self._last_step = rollout_id
+        self._collect(wait=False)
         interval = self._identity.config.checkpoint.save_interval
-        if interval is not None and (rollout_id + 1) % interval == 0:
+        if interval is None or (rollout_id + 1) % interval != 0:
+            return
+        if self._async:
+            self._begin(rollout_id)
+        else:
             self._save(rollout_id, "training goes on, and the next save is tried when it is due")
 
     def finish(self) -> None:
-        """Save the last step that was made, unless it is saved."""
+        """Save the last step that was made, unless it is saved; what is being written is waited for."""
+        try:
+            self._collect(wait=True)
+        except RunError as error:
+            self.failed = True
+            self._note(f"WARNING: {error}")
         if self._last_step is not None and self._last_step != self._last_saved:
             self._save(self._last_step, "the steps since then are lost to a later --load")
 
@@ -80,9 +103,49 @@ class CheckpointSaver:
                 f"one is {self._newest()}; {consequence}"
             )
             return
+        self._note(f"saved {checkpoint} in {time.perf_counter() - started:.1f} s")
+        self._is_there(step)
+
+    def _begin(self, step: int) -> None:
+        """Copy the state; it is written while the next steps are made. RunError when that cannot begin."""
+        self._collect(wait=True)  # one at a time: each holds a copy of all of the state
+        started = time.perf_counter()
+        try:
+            work = self._directory.begin(step)
+            try:
+                self._runtime.begin_save(work.absolute(), lambda state: self._manifest(step, state))
+            except BaseException:
+                self._directory.abandon(work)
+                raise
+        except (OSError, CheckpointWriteError) as error:
+            raise self._lost(step, error) from error
+        self._pending = step
+        self._note(f"step {step + 1} is being saved; training waited {time.perf_counter() - started:.1f} s for a copy")
+
+    def _collect(self, *, wait: bool) -> None:
+        """Take note of a save that has ended. RunError when it failed: steps would be lost to a later resume unseen."""
+        step = self._pending
+        if step is None:
+            return
+        try:
+            published = self._runtime.saved(wait=wait)
+        except (OSError, CheckpointWriteError) as error:
+            self._pending = None
+            raise self._lost(step, error) from error
+        if published is not None:
+            self._pending = None
+            self._note(f"saved {published.checkpoint}, written in {published.seconds:.1f} s")
+            self._is_there(step)
+
+    def _lost(self, step: int, error: Exception) -> RunError:
+        return RunError(
+            f"--async-save: no checkpoint of step {step + 1} in {self._directory.path}: {_why(error)}. The newest "
+            f"whole one is {self._newest()}; make room or give another --save, and go on from it with --load"
+        )
+
+    def _is_there(self, step: int) -> None:
         self.failed = False
         self._last_saved = step
-        self._note(f"saved {checkpoint} in {time.perf_counter() - started:.1f} s")
         keep = self._identity.config.checkpoint.save_keep
         if keep is not None:
             try:

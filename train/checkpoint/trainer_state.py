@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -50,11 +50,71 @@ def save_trainer_state(
     What the files look like is returned on rank 0, on the others without files. Raises CheckpointWriteError there, once
     all ranks are through, when something could not be written.
     """
-    parameters = trained_parameters(model)
     files: dict[str, FileFacts] = {}
     failure: OSError | None = None
+    for stem, tensors in _tensors(model, family, hf_config, state):
+        writer = TensorFiles(directory, stem, shard_bytes)
+        # The other ranks are in the same collectives: after an error rank 0 goes on without writing.
+        failure = failure or _try(partial(_write, writer, tensors))
+        for _ in tensors:
+            pass
+        files |= writer.files
+    if dist.get_rank() == 0:
+        model_files = _model_files(hf_config, source_dir)
+        failure = failure or _try(lambda: files.update(_write_files(directory, model_files)))
+    steps = state.steps()
+    if failure is not None:
+        raise CheckpointWriteError(_why(failure)) from failure
+    return TrainerState(files=files, optimizer_steps=steps)
+
+
+@dataclass
+class TrainerSnapshot:
+    """The trainer's half of a checkpoint in host memory. ``tensors``: by file stem, then name."""
+
+    tensors: dict[str, dict[str, torch.Tensor]]
+    model_files: dict[str, bytes]
+    optimizer_steps: int
+    shard_bytes: int = SHARD_BYTES
+
+    def write(self, directory: Path) -> TrainerState:
+        """Write the files, giving memory back file by file. Raises CheckpointWriteError."""
+        files: dict[str, FileFacts] = {}
+        try:
+            for stem in list(self.tensors):
+                writer = TensorFiles(directory, stem, self.shard_bytes)
+                tensors = self.tensors.pop(stem)
+                for name in list(tensors):
+                    writer.add(name, tensors.pop(name))
+                writer.finish()
+                files |= writer.files
+            files |= _write_files(directory, self.model_files)
+        except OSError as error:
+            raise CheckpointWriteError(_why(error)) from error
+        return TrainerState(files=files, optimizer_steps=self.optimizer_steps)
+
+
+def snapshot_trainer_state(
+    model: GPTModel, family: ModelFamily, hf_config: Any, state: ParameterState, source_dir: Path
+) -> TrainerSnapshot | None:
+    """What ``save_trainer_state`` would write, copied to rank 0's host memory; None on the others. Collective."""
+    first = dist.get_rank() == 0
+    copies: dict[str, dict[str, torch.Tensor]] = {}
+    for stem, tensors in _tensors(model, family, hf_config, state):
+        kept = copies.setdefault(stem, {})
+        for name, tensor in tensors:
+            if first:
+                kept[name] = tensor.detach().to("cpu", copy=True).contiguous()
+    steps = state.steps()
+    return TrainerSnapshot(copies, _model_files(hf_config, source_dir), steps) if first else None
+
+
+def _tensors(
+    model: GPTModel, family: ModelFamily, hf_config: Any, state: ParameterState
+) -> Iterator[tuple[str, Iterator[tuple[str, torch.Tensor]]]]:
+    """File stems, and the whole tensors of each, fp32 under Hugging Face names. Collective: draw all of them."""
+    parameters = trained_parameters(model)
     for kind in state.kinds:
-        stem = STEMS[kind]
 
         def value(weight: BoundWeight, kind: Kind = kind) -> torch.Tensor:
             if weight.placed.entry.buffer:
@@ -64,18 +124,7 @@ def save_trainer_state(
         def wanted(placed: PlacedWeight, kind: Kind = kind) -> bool:
             return kind == "param" or not placed.entry.buffer  # a buffer has no moments
 
-        tensors = iter_hf_tensors(model, family, hf_config, value, torch.float32, wanted)
-        writer = TensorFiles(directory, stem, shard_bytes)
-        # The other ranks are in the same collectives: after an error rank 0 goes on without writing.
-        failure = failure or _try(partial(_write, writer, tensors))
-        for _ in tensors:
-            pass
-        files |= writer.files
-    failure = failure or _try(lambda: files.update(_write_model_files(directory, hf_config, source_dir)))
-    steps = state.steps()
-    if failure is not None:
-        raise CheckpointWriteError(_why(failure)) from failure
-    return TrainerState(files=files, optimizer_steps=steps)
+        yield STEMS[kind], iter_hf_tensors(model, family, hf_config, value, torch.float32, wanted)
 
 
 def load_optimizer_state(
@@ -117,14 +166,15 @@ def _write(writer: TensorFiles, tensors: Iterator[tuple[str, torch.Tensor]]) -> 
     writer.finish()
 
 
-def _write_model_files(directory: Path, hf_config: Any, source_dir: Path) -> dict[str, FileFacts]:
-    if dist.get_rank() != 0:
-        return {}
+def _model_files(hf_config: Any, source_dir: Path) -> dict[str, bytes]:
+    """What makes the directory one of a Hugging Face model, by name: config and tokenizer."""
     config = config_with_dtype(hf_config, source_dir, torch.float32)
-    files = {"config.json": write_file(directory / "config.json", [json.dumps(config, indent=2).encode() + b"\n"])}
-    for file in carried_files(source_dir):
-        files[file.name] = write_file(directory / file.name, [file.read_bytes()])
-    return files
+    files = {"config.json": json.dumps(config, indent=2).encode() + b"\n"}
+    return files | {file.name: file.read_bytes() for file in carried_files(source_dir)}
+
+
+def _write_files(directory: Path, files: dict[str, bytes]) -> dict[str, FileFacts]:
+    return {name: write_file(directory / name, [content]) for name, content in files.items()}
 
 
 def _try(write: Callable[[], None]) -> OSError | None:

@@ -17,6 +17,10 @@ class CheckpointConfig(Section):
         None, ge=1, description="save every so many steps too (default: only at the end and when stopped)"
     )
     save_keep: int | None = Field(None, ge=1, description="remove all but the newest so many (default: keep all)")
+    async_save: bool = Field(
+        False,
+        description="write the checkpoints of --save-interval while training goes on, from a copy in host memory",
+    )
     load: str | None = Field(
         None,
         description="resume from this checkpoint, or the newest in this directory; auto: the newest in --save, if any",

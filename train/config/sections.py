@@ -46,6 +46,11 @@ class JobConfig(Section):
         ge=1,
         description="CPU threads of the rollout process (default: all cores where devices are cores, else 1)",
     )
+    release_train: bool = Field(
+        False,
+        description="end the trainer's processes while the rollout generates, and make them anew from their state "
+        "(--launcher ray)",
+    )
     seed: int = Field(0, ge=0, lt=2**32, description="seed of model, prompts and sampling")
     deterministic: bool = Field(
         False, description="kernels that give the same bits every time, on devices that have them; slower there"

@@ -81,9 +81,6 @@ _USE = {  # slime's option: what to give instead
 }
 
 _LATER = {  # what this version does not do yet: its options
-    "saves that run beside training": """
-        async-save
-    """,
     "evaluation written by the user, or set up in a file of its own": """
         eval-config eval-function-path custom-eval-rollout-log-function-path
     """,

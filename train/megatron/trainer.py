@@ -16,7 +16,13 @@ from samples.errors import InputError
 from train.batch import TrainBatch
 from train.batching import Indices, optimizer_steps, plan_step
 from train.checkpoint.manifest import Checkpoint, TrainerState
-from train.checkpoint.trainer_state import load_optimizer_state, save_trainer_state
+from train.checkpoint.released import SavedTrainer
+from train.checkpoint.trainer_state import (
+    TrainerSnapshot,
+    load_optimizer_state,
+    save_trainer_state,
+    snapshot_trainer_state,
+)
 from train.config.run import RunConfig
 from train.learning_rate import learning_rate
 from train.losses import token_weights
@@ -57,7 +63,7 @@ class MegatronTrainer:
         world_size: int,
         store_path: str | None,
         hf_directory: Path,
-        resume: Checkpoint | None = None,
+        resume: Checkpoint | SavedTrainer | None = None,
     ) -> None:
         self._config = config
         self._hf_directory = hf_directory
@@ -71,8 +77,8 @@ class MegatronTrainer:
             self._model = self._load(*((resume.directory, "--load") if resume else (hf_directory, "--hf-checkpoint")))
             self._optimizer = PolicyOptimizer(self._model, config)
             if resume is not None:
-                steps = resume.manifest.state.trainer.optimizer_steps
-                load_optimizer_state(*self._described(), self._optimizer.parameter_state(), resume.directory, steps)
+                state, steps = self._optimizer.parameter_state(), resume.optimizer_steps
+                load_optimizer_state(*self._described(), state, resume.directory, steps)
             self._reference: GPTModel | None = None
             if config.algorithm.kl_loss_coef > 0:
                 reference = config.model.ref_load
@@ -128,6 +134,12 @@ class MegatronTrainer:
         with self._groups.turn():
             state = self._optimizer.parameter_state()
             return save_trainer_state(*self._described(), state, directory, self._hf_directory)
+
+    def snapshot_state(self) -> TrainerSnapshot | None:
+        """What ``save_state`` would write now, in host memory; None on all ranks but the first."""
+        with self._groups.turn():
+            state = self._optimizer.parameter_state()
+            return snapshot_trainer_state(*self._described(), state, self._hf_directory)
 
     def close(self, update_groups: Sequence[Callable[[], None]] = ()) -> None:
         """End the process groups, so that another trainer can begin in this process; ``update_groups`` first, which

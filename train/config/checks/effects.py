@@ -67,6 +67,9 @@ def _idle(config: RunConfig) -> Iterator[_Idle]:
             "lr_decay_iters": decay is None or optimizer.lr_warmup_iters < decay,
         }
         yield _Idle(tuple(name for name, sound in fits.items() if sound), ("lr_decay_style",), why)
+    if config.checkpoint.save_interval is None:
+        why = "only the last step is saved, if any, and the end of the run waits for that; give --save-interval too"
+        yield _Idle(("async_save",), ("save_interval",), why)
     yield from _idle_in_groups(config)
     yield from _idle_in_weights(config)
     if not config.debug.replays:  # a replay keeps the settings of the run that was recorded

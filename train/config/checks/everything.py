@@ -15,6 +15,7 @@ from train.config.checks.learning import learning_rate_problems, reference_probl
 from train.config.checks.overlap import overlap_problems
 from train.config.checks.paths import model_and_prompt_problems, output_problems
 from train.config.checks.profiling import profiling_problems
+from train.config.checks.release import release_problems
 from train.config.checks.rollout import length_problems, reward_problems, sampling_problems
 from train.config.checks.servers import server_problems
 from train.config.checks.weight_updates import weight_update_problems
@@ -24,6 +25,7 @@ from train.config.run import RunConfig
 CHECKS = (
     device_problems,
     launcher_problems,
+    release_problems,
     model_and_prompt_problems,
     sampling_problems,
     overlap_problems,
