@@ -2,7 +2,8 @@
 
 The caller keeps the pipe's other end open for as long as the command is to run. However the caller ends, kill -9
 included, the kernel closes that end; then, and on SIGTERM, the command's whole process group is ended: asked first, and
-killed after ``GRACE`` seconds. The standard library alone: this file is run by itself, not as a part of our package.
+killed after ``GRACE`` seconds. A second process does that: Ray kills what a worker that it kills has started,
+but not what that has started. The standard library alone: this file is run by itself, not as a part of our package.
 """
 
 import contextlib
@@ -19,14 +20,33 @@ GRACE = 10.0  # seconds
 def main() -> int:
     """The command's exit status, as a shell gives it."""
     os.setsid()  # a Ctrl-C in the terminal is the caller's, which ends its servers in order
+    front = os.getpid()
+    guard = os.fork()
+    return guarded(front) if guard == 0 else status_of(guard)
+
+
+def status_of(guard: int) -> int:
+    signal.signal(signal.SIGTERM, lambda *_: os.kill(guard, signal.SIGTERM))
+    return shown(os.waitstatus_to_exitcode(os.waitpid(guard, 0)[1]))
+
+
+def guarded(front: int) -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    try:
+        watched = os.pidfd_open(front)
+    except ProcessLookupError:
+        return 0
     child = subprocess.Popen(sys.argv[1:], stdin=subprocess.DEVNULL, start_new_session=True)
     try:
-        select.select([sys.stdin.fileno(), os.pidfd_open(child.pid)], [], [])
+        select.select([sys.stdin.fileno(), watched, os.pidfd_open(child.pid)], [], [])
     finally:
         ended_by_itself = child.poll() is not None
         end(child)
-    status = child.returncode if ended_by_itself else 0
+    return shown(child.returncode) if ended_by_itself else 0
+
+
+def shown(status: int) -> int:
+    """As a shell gives it: 128 and more for a signal."""
     return status if status >= 0 else 128 - status
 
 

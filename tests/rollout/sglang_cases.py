@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -60,6 +62,14 @@ def servers(
         trust_remote_code=False,
         weight_channel=channel,
     )
+
+
+def kill_program(process) -> None:
+    """kill -9 of the program itself, which its supervisor's second process has started."""
+    pid = process._process.pid
+    for _ in range(2):
+        (pid,) = map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split())
+    os.kill(pid, signal.SIGKILL)
 
 
 def embedded(model_dir: Path):

@@ -200,3 +200,22 @@ def test_servers_need_no_terminal_signal_of_ours(tmp_path):
         assert os.getpgid(process._process.pid) != os.getpgid(0)
     finally:
         asyncio.run(process.stop())
+
+
+async def test_a_server_ends_when_its_supervisor_alone_is_killed_as_ray_does_with_a_workers_children(tmp_path):
+    process = ServerProcess("sleeper", SLEEP, tmp_path / "log")
+    process.start()
+    await process.wait_ready(lambda: is_up(process), 20, "--flag")
+    family = [process._process.pid]
+    while found := children_of(family[-1]):
+        family += found
+    assert len(family) == 3
+    os.kill(family[0], signal.SIGKILL)
+    await asyncio.to_thread(wait_until, lambda: not any(is_running(pid) for pid in family[1:]))
+    assert not process.alive
+    await process.stop()
+
+
+def children_of(pid):
+    with open(f"/proc/{pid}/task/{pid}/children") as file:
+        return [int(child) for child in file.read().split()]

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import signal
-from pathlib import Path
 
 import pytest
 import torch
@@ -14,19 +11,12 @@ from safetensors.torch import load_file
 from rollout.engines.errors import EngineError
 from rollout.engines.protocol import GenerateRequest, SamplingParams
 from samples.errors import InputError
-from tests.rollout.sglang_cases import MARKS, embedded, servers
+from tests.rollout.sglang_cases import MARKS, embedded, kill_program, servers
 from train.example import write_example
 
 pytestmark = [*MARKS, pytest.mark.nightly]
 
 LONG = SamplingParams(max_new_tokens=100, temperature=0.0, ignore_eos=True)
-
-
-def kill_server(process):
-    """kill -9 of the program itself: the child of its supervisor."""
-    supervisor = process._process.pid
-    (child,) = Path(f"/proc/{supervisor}/task/{supervisor}/children").read_text().split()
-    os.kill(int(child), signal.SIGKILL)
 
 
 async def update(engine, weights):
@@ -40,7 +30,7 @@ async def answers(engine, kill=None):
     tasks = [asyncio.create_task(engine.generate(request)) for request in requests]
     if kill is not None:
         await asyncio.sleep(0.5)
-        kill_server(kill)
+        kill_program(kill)
     return await asyncio.gather(*tasks)
 
 
@@ -86,7 +76,7 @@ async def test_no_sample_is_lost_or_doubled_when_a_server_and_then_the_router_ar
             async with engine._running().lock:
                 assert sorted(await engine.router.workers()) == sorted(server.url for server in engine.servers)
             assert [await server.weight_version() for server in engine.servers] == ["1", "1"]
-        kill_server(engine.servers[1]._process)
+        kill_program(engine.servers[1]._process)
         while engine._running().failure is None:
             await asyncio.sleep(0.1)
         with pytest.raises(

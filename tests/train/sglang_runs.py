@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import os
-import signal
 from collections.abc import Callable
 from pathlib import Path
 
@@ -139,10 +137,3 @@ class Comparison:
         finally:
             for one in others:
                 await engine.router.register(Worker(one.url))
-
-
-def kill_program(process) -> None:
-    """kill -9 of the program itself: the child of its supervisor."""
-    supervisor = process._process.pid
-    (child,) = Path(f"/proc/{supervisor}/task/{supervisor}/children").read_text().split()
-    os.kill(int(child), signal.SIGKILL)

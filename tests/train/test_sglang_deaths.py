@@ -10,8 +10,8 @@ import pytest
 
 from rollout.engines.errors import EngineError
 from rollout.event_loop import EventLoopThread
-from tests.rollout.sglang_cases import MARKS, servers
-from tests.train.sglang_runs import Comparison, kill_program, run_watched
+from tests.rollout.sglang_cases import MARKS, kill_program, servers
+from tests.train.sglang_runs import Comparison, run_watched
 from train.example import write_example
 from train.replay.rollout_file import read_rollout, recorded_ids, rollout_path
 

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
+
+import pytest
 
 from tests.rollout.sglang_cases import MARKS
 from tests.train.sglang_runs import Comparison, run_watched
@@ -34,7 +38,7 @@ def test_after_every_update_over_every_channel_the_server_answers_as_the_embedde
     )
     assert status == 0
     assert compare.versions == list(range(STEPS + 1))
-    steps = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    steps = metrics_of(run_dir)
     assert len(steps) == STEPS
     # Of stale weights the difference grows with every step, to tenths.
     differences = [step["train/train_rollout_logprob_abs_diff"] for step in steps]
@@ -47,3 +51,33 @@ def test_after_every_update_over_every_channel_the_server_answers_as_the_embedde
     logs = run_dir / "servers"
     assert {"actor-0-regular-0.log", "router-actor.log"} <= {path.name for path in logs.iterdir()}
     assert not (logs / "weights").exists()
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("channel", CHANNELS)
+def test_the_command_learns_with_a_server_whose_weights_are_the_trainers(channel, tmp_path):
+    """Under Ray: trainer, rollout worker and server in processes of their own."""
+    run_dir = tmp_path / "run"
+    command = [sys.executable, "-m", "train", "--accelerator", "cpu", "--rollout-engine", "sglang"]
+    command += ["--weight-update-channel", channel, "--num-rollout", str(STEPS), "--output-dir", str(run_dir)]
+    command += ["--rollout-batch-size", "16", "--global-batch-size", "64", "--progress", "plain"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=1800)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    steps = metrics_of(run_dir)
+    assert len(steps) == STEPS
+    assert max(step["train/train_rollout_logprob_abs_diff"] for step in steps) < 1e-4
+    assert steps[-1]["rollout/raw_reward"] > steps[0]["rollout/raw_reward"]
+
+
+@pytest.mark.nightly
+def test_in_bf16_training_and_the_server_differ_by_its_rounding(tmp_path, monkeypatch, record_property):
+    run_dir = tmp_path / "run"
+    flags = ("--bf16", "--num-rollout", "4", "--rollout-batch-size", "16", "--global-batch-size", "64")
+    assert run_watched(monkeypatch, run_dir, *flags, "--weight-update-channel", "tensor") == 0
+    differences = [step["train/train_rollout_logprob_abs_diff"] for step in metrics_of(run_dir)]
+    record_property("table", f"bf16: train_rollout_logprob_abs_diff {', '.join(f'{one:.1e}' for one in differences)}")
+    assert 0 < max(differences) < 0.05  # a mean over tokens; bf16 has eight bits
+
+
+def metrics_of(run_dir):
+    return [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
