@@ -134,11 +134,11 @@ def on_one_rank(directory: Path, model: Key) -> dict[str, str]:
 def in_bfloat16(directory: Path, kind: str, exact: torch.nn.Module) -> str:
     """Differences of logits over their size, by their norms: of ours and of transformers' to float32, and of the two.
 
-    Bounds: rounding costs us at most a quarter more than it does transformers, and models without experts, where no
-    token changes its way, are no further from each other than transformers is from float32, and a quarter.
+    Bounds: rounding costs us at most a quarter more than it does transformers, and half more where it can send a token
+    to another expert; without experts, the two are no further apart than transformers and float32, and a quarter.
     """
     config = tiny_config(kind)
-    tokens = torch.randint(0, config.vocab_size, (4, 40), generator=torch.Generator().manual_seed(2))
+    tokens = torch.randint(0, config.vocab_size, (8, 64), generator=torch.Generator().manual_seed(2))
     expected = exact(tokens).logits
     narrow = KINDS[kind][1].from_pretrained(directory, config=exact.config, dtype=torch.bfloat16).eval()
     theirs = narrow(tokens).logits.float()
@@ -146,7 +146,7 @@ def in_bfloat16(directory: Path, kind: str, exact: torch.nn.Module) -> str:
     mine, their_own, between = (
         float((a - b).norm() / expected.norm()) for a, b in ((ours, expected), (theirs, expected), (ours, theirs))
     )
-    assert mine <= 1.25 * their_own, (kind, mine, their_own)
+    assert mine <= (1.5 if has_experts(kind) else 1.25) * their_own, (kind, mine, their_own)
     assert has_experts(kind) or between <= 1.25 * their_own, (kind, between, their_own)
     return f"{mine:.3f} {their_own:.3f} {between:.3f}"
 
