@@ -56,6 +56,15 @@ def load_config(directory: str | Path, trust_remote_code: bool = False) -> Any:
     return CONFIG_MAPPING[shape].from_dict(raw | {"model_type": shape})
 
 
+def _not_finite(value: Any, name: str = "", deeper: int = 8) -> str | None:
+    """The first NaN or infinite number in a config's entries, said as ``name=value``."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return f"{name}={value!r}"
+    entries = value.items() if isinstance(value, Mapping) else enumerate(value) if isinstance(value, list) else ()
+    inside = (_not_finite(entry, f"{name}[{key!r}]" if name else str(key), deeper - 1) for key, entry in entries)
+    return next((found for found in inside if found), None) if deeper else None
+
+
 def config_for_tokenizer(directory: str | Path) -> Any:
     """What transformers' tokenizer classes are given of a model that it has under another name; None for all others.
 
@@ -81,6 +90,8 @@ def check_sizes(config: Mapping[str, Any], where: str) -> None:
     def refuse(name: str, why: str) -> InputError:
         return InputError(f"{where}: {name}={config[name]!r} {why}; is config.json the one that came with the weights?")
 
+    if endless := _not_finite(config):
+        raise InputError(f"{where}: {endless} is not a finite number; no model is described by one")
     for name, most in SIZES.items():
         if (size := number(name)) is not None and not 1 <= size <= most:
             raise refuse(name, f"is not a size (1 to {most})")

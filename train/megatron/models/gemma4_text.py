@@ -229,7 +229,8 @@ def unsupported_rope(parameters: Any) -> str | None:
     for kind, rope in (parameters or {}).items():
         if kind not in (SLIDING, GLOBAL):
             return f"there are no layers of the kind {kind!r}"
-        form = (rope or {}).get("rope_type", "default")
+        rope = rope or {}
+        form = rope.get("rope_type", "default")
         if form not in ("default", "proportional"):
             return f"rope_type {form!r} is not implemented, of default, proportional"
         if form == "default" and rope.get("partial_rotary_factor", 1.0) != 1.0:
