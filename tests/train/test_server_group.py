@@ -71,6 +71,7 @@ async def test_a_server_that_was_started_again_is_sent_everything_and_the_group_
     made, offer = sender
     channel = GroupChannel(await open_orders(offer), "gloo")
     servers = [AloneInGroups(), AloneInGroups()]
+    assert not await channel.reload(servers[0])  # nothing was sent yet
     await channel.begin(servers)
     buckets = drawn(made)
     assert len(buckets) > 3
@@ -82,7 +83,7 @@ async def test_a_server_that_was_started_again_is_sent_everything_and_the_group_
     assert servers[0].calls.count("join_group") == 1
     servers[0].calls.clear()
 
-    await channel.reload(servers[0])
+    assert await channel.reload(servers[0])
     assert servers[0].calls.count("update_from_group") == len(buckets)
     assert servers[0].calls[-2:] == ["set_version", "leave_group"]
     assert len(made._groups) == 1

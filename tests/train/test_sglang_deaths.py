@@ -97,6 +97,39 @@ def test_a_run_goes_on_when_a_server_and_then_the_router_are_killed_and_gives_up
     record_property("table", f"{channel}: {[(s['engine/restarts'], s['engine/router_restarts']) for s in steps]}")
 
 
+@pytest.mark.parametrize("channel", ["distributed", "tensor"])
+def test_an_update_in_which_a_server_dies_is_made_again_with_the_server_back(channel, tmp_path, monkeypatch):
+    run_dir = tmp_path / "run"
+    monkeypatch.setenv("ACCELRL_CPU_DEVICES", "3")
+    compare = Comparison(last=3)
+
+    def kill_at_the_first_bucket(run, version):
+        if version == 2:
+            of_run = run.engine._channel
+            send = of_run.send
+
+            async def kill_and_send(tensors):
+                of_run.send = send
+                kill_program(run.engine.servers[0]._process)
+                await send(tensors)
+
+            of_run.send = kill_and_send
+
+    status = run_watched(
+        monkeypatch,
+        run_dir,
+        *("--num-rollout", "3", "--rollout-num-gpus", "2", "--weight-update-channel", channel, *FLAGS),
+        *("--update-weight-buffer-size", "100000"),
+        before_update=kill_at_the_first_bucket,
+        after_update=compare,
+    )
+    assert status == 0
+    assert compare.versions == [0, 1, 2, 3]
+    steps = metrics_of(run_dir)
+    assert [step["perf/update_weights_retries"] for step in steps] == [0.0, 1.0, 1.0]
+    assert steps[-1]["engine/restarts"] == 1.0
+
+
 def test_a_server_started_by_hand_is_trained_with_and_left_running(tmp_path, monkeypatch):
     model_dir = write_example(tmp_path / "example", 0).hf_checkpoint
     loop = EventLoopThread("by-hand")

@@ -241,8 +241,12 @@ class SGLangEngine:
         """Give a server that was started again what the others have."""
         if self._version < 0 or not self._model.updates_weights:
             return
-        await self._open_channel().reload(server)
-        await self._check_version(server, self._version)
+        if await self._open_channel().reload(server):
+            await self._check_version(server, self._version)
+        elif self._running().holds("update"):
+            await server.pause(self._settings.pause_mode)  # it answers nothing until the update that comes next
+        else:
+            raise EngineError(f"{server.name} is back, and the weights of version {self._version} were not kept")
 
     async def abort(self, request_id: str | None = None) -> None:
         """Abort one request, or all; return when they are answered. EngineError when they are not in time."""

@@ -75,9 +75,9 @@ class GroupChannel:
         await self._name(self._servers, version)
         self._current = (self._coming, version)
 
-    async def reload(self, server: SGLangServer) -> None:
+    async def reload(self, server: SGLangServer) -> bool:
         if self._current is None:
-            return
+            return False
         buckets, version = self._current
         self._restarted.add(server)
         group = await self._join([server])
@@ -86,6 +86,7 @@ class GroupChannel:
             await self._deliver(group, [server], number, announced)
         await self._name([server], version)
         await self._leave(group, [server])
+        return True
 
     def close(self) -> None:
         self._orders.close()

@@ -65,6 +65,9 @@ class Recovery:
             await self.lock.acquire()
         self._held_for.add(reason)
 
+    def holds(self, reason: str) -> bool:
+        return reason in self._held_for
+
     def let_go(self, reason: str) -> None:
         self._held_for.discard(reason)
         if not self._held_for and self.lock.locked():

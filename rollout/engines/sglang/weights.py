@@ -30,8 +30,8 @@ class WeightChannel(Protocol):
 
     async def finish(self, version: str) -> None: ...
 
-    async def reload(self, server: SGLangServer) -> None:
-        """Give a server that was started again the weights of the last ``finish``."""
+    async def reload(self, server: SGLangServer) -> bool:
+        """Give a server that was started again the weights of the last ``finish``; False where they are not kept."""
         ...
 
     def close(self) -> None: ...
@@ -75,9 +75,11 @@ class DiskChannel:
         if before is not None:
             await asyncio.to_thread(shutil.rmtree, before[0])
 
-    async def reload(self, server: SGLangServer) -> None:
-        if self._current is not None:
-            await server.update_from_disk(*self._current)
+    async def reload(self, server: SGLangServer) -> bool:
+        if self._current is None:
+            return False
+        await server.update_from_disk(*self._current)
+        return True
 
     def close(self) -> None:
         shutil.rmtree(self._root, ignore_errors=True)
@@ -112,13 +114,14 @@ class TensorChannel:
         await self._name(self._servers, version, self._coming)
         self._current = (self._coming, version)
 
-    async def reload(self, server: SGLangServer) -> None:
+    async def reload(self, server: SGLangServer) -> bool:
         if self._current is None:
-            return
+            return False
         tensors, version = self._current
         await server.begin_update()
         await self._deliver([server], tensors)
         await self._name([server], version, tensors)
+        return True
 
     def close(self) -> None:
         self._current, self._coming = None, {}
