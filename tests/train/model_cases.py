@@ -53,7 +53,7 @@ YARN = {
 }  # fmt: skip
 SIGMOID_MIXTURE = {
     "n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "n_shared_experts": 2,
-    "routed_scaling_factor": 2.5, "n_group": 1, "topk_group": 1, "pad_token_id": None,
+    "routed_scaling_factor": 2.5, "n_group": 1, "topk_group": 1,
 }  # fmt: skip
 LATENT = {
     "q_lora_rank": 12, "kv_lora_rank": 16, "qk_nope_head_dim": 8, "qk_rope_head_dim": 4, "v_head_dim": 6,
@@ -61,7 +61,7 @@ LATENT = {
 }  # fmt: skip
 GEMMA = {
     "hidden_size_per_layer_input": 0, "head_dim": 8, "global_head_dim": 16, "num_key_value_heads": 4,
-    "num_global_key_value_heads": 2, "sliding_window": 5, "num_hidden_layers": 4, "pad_token_id": None,
+    "num_global_key_value_heads": 2, "sliding_window": 5, "num_hidden_layers": 4,
     "layer_types": ["sliding_attention", "full_attention", "sliding_attention", "full_attention"],
 }  # fmt: skip
 GEMMA_EXPERTS = {"enable_moe_block": True, "num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 16}
@@ -91,7 +91,7 @@ KINDS: dict[str, tuple[type, type, dict[str, Any]]] = {
     "gpt_oss": (
         GptOssConfig, GptOssForCausalLM,
         {
-            "num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 8, "sliding_window": 5, "pad_token_id": None,
+            "num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 8, "sliding_window": 5,
             "swiglu_limit": 0.5,
             "rope_parameters": {
                 "rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 32,
@@ -107,7 +107,7 @@ KINDS: dict[str, tuple[type, type, dict[str, Any]]] = {
         MiniMaxM2Config, MiniMaxM2ForCausalLM,
         {"num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 8, "intermediate_size": 16, "rotary_dim": 4},
     ),
-    "glm4": (Glm4Config, Glm4ForCausalLM, {"head_dim": 8, "attention_bias": True, "pad_token_id": None}),
+    "glm4": (Glm4Config, Glm4ForCausalLM, {"head_dim": 8, "attention_bias": True}),
     "llama": (LlamaConfig, LlamaForCausalLM, {"rope_parameters": LLAMA3_ROPE}),
     "qwen2": (Qwen2Config, Qwen2ForCausalLM, {"rms_norm_eps": 1e-5}),
     "qwen2_moe": (Qwen2MoeConfig, Qwen2MoeForCausalLM, MIXTURE | {"shared_expert_intermediate_size": 24}),
@@ -120,6 +120,7 @@ KINDS: dict[str, tuple[type, type, dict[str, Any]]] = {
 SIZES = {
     "vocab_size": 67, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
     "num_key_value_heads": 2, "max_position_embeddings": 128, "initializer_range": 0.2,
+    "pad_token_id": None,  # else transformers gives that token's embedding no gradient
 }  # fmt: skip
 EVERY_MODEL = [(model_type, tied) for model_type in KINDS for tied in (False, True)]
 
