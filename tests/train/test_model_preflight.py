@@ -281,3 +281,15 @@ def test_a_context_that_yarn_stretches_may_be_asked_for(tmp_path: Path, field: s
     assert limits(400) == 400
     with pytest.raises(InputError, match="use at most 400"):
         limits(401)
+
+
+@pytest.mark.parametrize("link", [True, False])
+def test_weights_that_are_a_broken_link_or_a_directory_are_said_to_be(model_dir: Path, link: bool) -> None:
+    file = model_dir / "model.safetensors"
+    file.unlink()
+    if link:
+        file.symlink_to("/nowhere/blob")
+    else:
+        file.mkdir()
+    with pytest.raises(InputError, match="is a link to /nowhere/blob" if link else "is a directory"):
+        check_trained_model(for_model(model_dir))

@@ -50,7 +50,7 @@ def check_model_type(model_type: str | None, source: str, multimodal: bool = Fal
     if isinstance(model_type, str) and model_type in SUPPORTED and not multimodal:
         return
     kind = "is multimodal and " if multimodal else ""
-    near = difflib.get_close_matches(str(model_type or ""), SUPPORTED, n=1)
+    near = [] if multimodal else difflib.get_close_matches(str(model_type or ""), SUPPORTED, n=1)
     hint = f"; nearest: {near[0]}" if near else ""
     raise InputError(
         f"{source}: model_type {model_type!r} {kind}is not supported for training{hint}. "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import os
 from collections.abc import Iterable
 from contextlib import ExitStack
 from pathlib import Path
@@ -234,13 +235,22 @@ class HfCheckpoint:
         return self._block
 
     def _locate(self) -> dict[str, str]:
-        if (self.directory / self._single).exists():
+        single = self.directory / self._single
+        if single.is_dir():
+            raise InputError(f"{self.source}: {single} is a directory; the file of the weights should be there")
+        if single.exists():
             return dict.fromkeys(self._open(self._single).keys(), self._single)
         index = self.directory / self._index
         if index.exists():
             return self._read_index(index)
         if not self.directory.is_dir():
             raise InputError(f"{self.source} {self.directory}: there is no such directory")
+        for path in (self.directory / self._single, index):
+            if path.is_symlink():
+                raise InputError(
+                    f"{self.source}: {path} is a link to {os.readlink(path)}, which is not there; was a cache's "
+                    "directory copied without what its links point to?"
+                )
         pickles = sorted(path.name for path in self.directory.glob("*.bin"))
         if pickles:
             raise InputError(
