@@ -23,6 +23,7 @@ class Capabilities:
     exclusive_devices: bool = (
         True  # a device serves one role at a time; on False, roles share devices (host processors)
     )
+    host_memory: bool = False  # the device's memory is the host's: what is to leave it goes to a file
     own_generator: bool = True  # random numbers of the device come from generators other than the host's
     streams: bool = False
     events: bool = False

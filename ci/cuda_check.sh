@@ -35,16 +35,6 @@ check() { # NAME "PACKAGES THAT IT NEEDS" COMMAND...
     fi
 }
 
-with_flag() { # FLAG NAME "PACKAGES" COMMAND...: where this version of the command line has the flag
-    local flag=$1
-    shift
-    if "$python" -m train --help 2> /dev/null | grep -q -e "$flag\b"; then
-        check "$@"
-    else
-        results+=("NOT RUN  $1: python -m train has no $flag yet (or does not start here)")
-    fi
-}
-
 with_module() { # MODULE NAME "PACKAGES" COMMAND...: where this version of the tree has the module
     local module=$1
     shift
@@ -68,7 +58,7 @@ check decode-benchmark "torch transformers" "$python" -m benchmarks.decode --acc
 check step-benchmark "$loop" "$python" -m benchmarks.train_step --accelerator cuda
 with_module accel.memory.deep_ep memory-saver "torch torch_memory_saver" "$python" ci/memory_saver_check.py --accelerator cuda
 with_module accel.comm.reload group-reload torch "$python" ci/group_reload_check.py --accelerator cuda
-with_flag --colocate colocated "$loop ray torch_memory_saver" train --colocate --offload --num-rollout 4 --output-dir "$out/colocated"
+check colocated "$loop ray" train --colocate --offload --check-offload-equal --check-weight-update-equal --num-rollout 4 --output-dir "$out/colocated"
 
 echo "=== results ($out)"
 printf '%s\n' "${results[@]}"

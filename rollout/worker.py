@@ -55,6 +55,7 @@ class RolloutSettings:
     num_gpus: int = 1  # devices of all rollout engines
     num_gpus_per_engine: int = 1
     weight_channel: ServerChannel = "disk"  # to SGLang servers
+    frees_memory: bool = False  # the engine gives memory back while others use the devices
 
     @property
     def layout(self) -> Layout:
@@ -102,6 +103,7 @@ class RolloutWorker:
             trust_remote_code=settings.trust_remote_code,
             weight_channel=settings.weight_channel,
             spawner=spawner,
+            frees_memory=settings.frees_memory,
         )
         args = UserArgs(settings.rollout, settings.reward)
         self._reward = build_reward(settings.reward, args)
@@ -180,6 +182,14 @@ class RolloutWorker:
         """Have the servers take new weights from the trainer, which is found there, over a process group."""
         assert isinstance(self._engine, JoinsTrainer)
         self._loop.run(self._engine.join_trainer(address, word))
+
+    def release_memory(self, tags: tuple[str, ...], timeout: float) -> None:
+        """Settle, and have the engine give memory back (``rollout.engines.protocol.MEMORY_TAGS``)."""
+        self.settle()
+        self._loop.run(self._engine.release_memory(tags, timeout))
+
+    def resume_memory(self, tags: tuple[str, ...]) -> None:
+        self._loop.run(self._engine.resume_memory(tags))
 
     def state(self) -> CollectorState:
         """The cursor of consumed prompts and the groups that are not trained on yet, as they are between two steps."""

@@ -6,7 +6,7 @@ import contextlib
 import gc
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +26,7 @@ from train.local_ray import LocalRay, loopback_interface, prepare_environment
 from train.loop import StepOutput
 from train.replay.role import ReplayRole
 from train.trainer_release import TrainerRelease
+from train.turns import TRAINER, WEIGHTS, Turns
 
 if TYPE_CHECKING:
     from train.batch import TrainBatch
@@ -77,6 +78,10 @@ class RolloutActor:
     def settle(self) -> None:
         self._role.settle()
 
+    def memory_call(self, call: str, *arguments: Any) -> Any:
+        """What ``train.turns`` asks of this side."""
+        return getattr(self._role, call)(*arguments)
+
     def save_state(self, directory: Path) -> RolloutState:
         return self._role.save_state(directory)
 
@@ -107,9 +112,9 @@ class TrainerActor:
 
         self._failure: Exception | None = None
         try:
-            accelerator = worker_accelerator(config, accelerator_spec)
+            self._accelerator = worker_accelerator(config, accelerator_spec)
             self._role = TrainerRole(
-                config, accelerator, rank=rank, store_path=store_path, resume=resume, profile=profile
+                config, self._accelerator, rank=rank, store_path=store_path, resume=resume, profile=profile
             )
         except _PLAIN as error:
             self._failure = error  # of what a constructor raises Ray keeps the text alone: `ready` raises it
@@ -128,6 +133,18 @@ class TrainerActor:
 
     def train(self, batch: TrainBatch, rollout_id: int) -> dict[str, float]:
         return self._role.train(batch, rollout_id)
+
+    def memory_call(self, call: str, *arguments: Any) -> Any:
+        """What ``train.turns`` asks of this side."""
+        return getattr(self._role, call)(*arguments)
+
+    def device(self) -> str | None:
+        """The device that this worker was given, as the vendor's variable lists it; None where there is no variable."""
+        from accel.visibility import physical_device_id
+
+        if self._accelerator.visible_devices_env is None:
+            return None
+        return physical_device_id(self._accelerator.current_device(), self._accelerator)
 
     def sending(self, call: str, *arguments: Any) -> Any:
         """A call of this end of the weight channel."""
@@ -180,6 +197,7 @@ class RayRuntime:
         self._profile = profile
         self._version = -1 if resume is None else resume.manifest.state.weight_version - 1
         self._updater: WeightUpdater | None = None
+        self._turns = Turns(config, self)
         self._local_ray = LocalRay()
         self._ray_imported = False
         self._start_interrupted = False
@@ -201,9 +219,13 @@ class RayRuntime:
         self._ray_imported = True
         self._connect()
         self._progress.phase("starting the rollout worker and the trainer")
-        self._place()
         with _plain_errors():
+            self._place()
             started = [trainer.ready.remote() for trainer in self._trainers]
+            if self._config.takes_turns:  # one after the other: an engine plans with the memory that it finds free
+                ray.get(started)
+                self._turns.before_engine()
+                self._place_rollout()
             if self._rollout is not None:
                 started.append(self._rollout.start.remote())
             reports = ray.get(started)[: len(self._trainers)]
@@ -212,7 +234,9 @@ class RayRuntime:
 
                 self._progress.note(what_ranks_read(reports))
             self._connect_weights()
+            self._turns.before_first_update()
             self._hand_over()
+            self._turns.to_rollout()
             if self._released is not None:
                 self._released.end(self._trainers, self._rollout)  # they begin from the same again
         spare_from_collection()
@@ -229,6 +253,7 @@ class RayRuntime:
             return output
         if batch is None:
             return output.with_metrics({"train/optimizer_steps": 0.0})
+        self._turns.to_trainer()
         made = self._remake_trainers()
         started = time.perf_counter()
         # Every rank reports the global values, so one report is the run's.
@@ -237,11 +262,14 @@ class RayRuntime:
         if self._rollout is not None and self._config.rollout.rollout_mode != "sync":
             ray.get(self._rollout.settle.remote())
         settled = time.perf_counter()
+        self._turns.to_update()
+        updating = time.perf_counter()
         metrics |= self._hand_over()
         metrics["perf/rollout_time"] = output.metrics["perf/rollout_time"] + settled - trained
         metrics["perf/train_time"] = trained - started
-        metrics["perf/update_weights_time"] = time.perf_counter() - settled
-        return output.with_metrics(metrics | made | self._release_trainers())
+        metrics["perf/update_weights_time"] = time.perf_counter() - updating
+        self._turns.to_rollout()
+        return output.with_metrics(metrics | made | self._release_trainers() | self._turns.metrics())
 
     def _roll_out(self, rollout_id: int) -> tuple[Any, StepOutput]:
         """A reference to the batch (None when nothing is left to train on), and what there is to say of the rollout."""
@@ -270,9 +298,10 @@ class RayRuntime:
                 assert self._released is not None
                 trainer = self._released.copy_to(directory)
                 return RunState(weight_version=self._version, trainer=trainer, rollout=rollout)
-            saving = [trainer.save_state.remote(directory) for trainer in self._trainers]
-            ray.wait(saving, num_returns=len(saving))  # an error of one must not leave the others at work
-            trainer = ray.get(saving)[0]
+            with self._turns.trainer_in_between(TRAINER), _plain_errors():
+                saving = [trainer.save_state.remote(directory) for trainer in self._trainers]
+                ray.wait(saving, num_returns=len(saving))  # an error of one must not leave the others at work
+                trainer = ray.get(saving)[0]
         return RunState(weight_version=self._version, trainer=trainer, rollout=rollout)
 
     def begin_save(self, work: Path, draft: Callable[[RunState], Manifest]) -> None:
@@ -281,7 +310,8 @@ class RayRuntime:
         with _plain_errors():
             rollout: RolloutState = ray.get(self._rollout.save_state.remote(work))
             manifest = draft(RunState(weight_version=self._version, trainer=UNWRITTEN, rollout=rollout))
-            ray.get([trainer.begin_save.remote(work, manifest) for trainer in self._trainers])
+            with self._turns.trainer_in_between(TRAINER):
+                ray.get([trainer.begin_save.remote(work, manifest) for trainer in self._trainers])
 
     def saved(self, *, wait: bool) -> Published | None:
         import ray
@@ -293,9 +323,22 @@ class RayRuntime:
     def save_hf(self, directory: Path) -> None:
         import ray
 
-        with _plain_errors():
+        with _plain_errors(), self._turns.trainer_in_between(WEIGHTS):
             self._remake_trainers()
             ray.get([trainer.save_hf.remote(directory) for trainer in self._trainers])
+
+    def trainers(self, call: str, *arguments: Any) -> list[Any]:
+        import ray
+
+        with _plain_errors():
+            done: list[Any] = ray.get([trainer.memory_call.remote(call, *arguments) for trainer in self._trainers])
+        return done
+
+    def rollout(self, call: str, *arguments: Any) -> Any:
+        import ray
+
+        with _plain_errors():
+            return ray.get(self._rollout.memory_call.remote(call, *arguments))
 
     def close(self) -> None:
         """End the actors in order, then the cluster if it was started here; bounded in time."""
@@ -388,8 +431,6 @@ class RayRuntime:
         import ray
         from ray.util.placement_group import placement_group
 
-        from accel import accelerator_spec
-
         world = self._config.trainer_ranks
         rollout_devices = self._rollout_devices()
         resource = self._accelerator.ray_resource
@@ -408,7 +449,6 @@ class RayRuntime:
             )
         if needs_device_lease(self._accelerator):
             self._leases = RayDeviceLeases(self._accelerator)
-        spec = accelerator_spec(self._accelerator)
         job = self._config.job
         assert job.trainer_threads is not None
         assert job.rollout_threads is not None
@@ -422,11 +462,28 @@ class RayRuntime:
             return
         for engine in range(engines):
             self._engine_hosts.append(self._engine_host(world + engine, rollout_devices // engines))
+        if not self._config.takes_turns:
+            self._place_rollout()
+
+    def _place_rollout(self) -> None:
+        """The rollout worker: on devices of its own, or with ``--colocate`` on those that train."""
+        import ray
+
+        from accel import accelerator_spec
+
+        threads = self._config.job.rollout_threads
+        assert threads is not None
         # With engines elsewhere the worker needs no device, and lies where weights reach it through memory.
-        own_devices = 0 if engines else rollout_devices
-        options = ray_request(self._accelerator, own_devices)
-        options |= self._actor_options(job.rollout_threads, bundle=world if own_devices else 0, devices=own_devices)
+        devices = 0 if self._engine_hosts else self._rollout_devices()
+        shared = None
+        if self._config.offload.colocate:
+            sharing = self._trainers[: self._config.rollout_devices]
+            shared = [device for device in ray.get([trainer.device.remote() for trainer in sharing]) if device]
+        options = ray_request(self._accelerator, devices)
+        bundle = self._config.trainer_ranks if devices else 0
+        options |= self._actor_options(threads, bundle=bundle, devices=devices, shared=shared)
         rollout = ray.remote(RolloutActor).options(**options)
+        spec = accelerator_spec(self._accelerator)
         self._rollout = rollout.remote(self._config, spec, self._resume, self._profile, self._engine_hosts)
 
     def _engine_host(self, bundle: int, devices: int) -> Any:
@@ -463,10 +520,13 @@ class RayRuntime:
             actor = ray.remote(TrainerActor).options(**options)
             self._trainers.append(actor.remote(self._config, spec, rank, store, start, self._profile))
 
-    def _actor_options(self, threads: int, *, bundle: int, devices: int = 1) -> dict[str, Any]:
+    def _actor_options(
+        self, threads: int, *, bundle: int, devices: int = 1, shared: list[str] | None = None
+    ) -> dict[str, Any]:
+        """``shared``: devices that another worker was given, and this one uses too."""
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-        leased = None
+        leased: Sequence[str] | None = shared or None
         if self._leases is not None and devices:
             leased = self._leases.lease(bundle_node(self._group, bundle), devices).devices
         environment = ray_worker_env(self._accelerator, threads, leased) | {
@@ -491,6 +551,8 @@ class RayRuntime:
             return 0
         if not self._config.trainer_ranks:
             return self._config.job.rollout_num_gpus or 1
+        if self._config.offload.colocate:
+            return 0
         asked = self._config.job.rollout_num_gpus
         if asked is not None:
             return asked

@@ -32,6 +32,7 @@ def selected_accelerator(config: RunConfig) -> Accelerator:
             f"--deterministic: the accelerator {accelerator.name!r} does not say that it can (its capabilities): leave "
             "--deterministic out, or choose another accelerator"
         )
+    _check_servers_give_memory_back(config, accelerator)
     if config.job.launcher == "ray":
         from accel import accelerator_spec
         from accel.placement.requests import needs_device_lease
@@ -39,6 +40,19 @@ def selected_accelerator(config: RunConfig) -> Accelerator:
         accelerator_spec(accelerator)
         needs_device_lease(accelerator)
     return accelerator
+
+
+def _check_servers_give_memory_back(config: RunConfig, accelerator: Accelerator) -> None:
+    from rollout.engines.choice import choose_engine
+
+    if not (config.takes_turns and config.offload.offloads_rollout and choose_engine(config.rollout)[0] == "sglang"):
+        return
+    if not accelerator.capabilities.memory_saver:
+        raise AcceleratorError(
+            f"--offload-rollout (on with --colocate and --offload) with --rollout-engine sglang: servers give memory "
+            f"back through torch_memory_saver, which {accelerator.name!r} does not have: use --rollout-engine torch, "
+            "or --no-offload-rollout"
+        )
 
 
 def worker_accelerator(config: RunConfig, spec: str, *, needs_device: bool = True) -> Accelerator:

@@ -97,7 +97,7 @@ def _prepared(
     if is_example(config):
         config = with_example(config, run_dir)
     config = resolve_threads(with_absolute_paths(config), accelerator)
-    config = resolve_server_logs(config, run_dir)
+    config = resolve_offload_dir(resolve_server_logs(config, run_dir), accelerator, run_dir)
     model = model_facts(str(config.model.hf_checkpoint))
     if resume is not None:
         check_same_model(resume, model, config)
@@ -225,6 +225,7 @@ def without_places(config: RunConfig) -> tuple[RunConfig, dict[str, str]]:
         "load": checkpoint.load,
         "save_debug_rollout_data": debug.save_debug_rollout_data,
         "sglang_log_dir": config.sglang.sglang_log_dir,
+        "offload_dir": config.offload.offload_dir,
     }
     keep = checkpoint.save_keep if checkpoint.save_interval is not None else None
     repeatable = config.model_copy(
@@ -233,6 +234,7 @@ def without_places(config: RunConfig) -> tuple[RunConfig, dict[str, str]]:
             "checkpoint": _updated(checkpoint, save=None, load=None, save_keep=keep),
             "debug": _updated(debug, save_debug_rollout_data=None),
             "sglang": _updated(config.sglang, sglang_log_dir=None),
+            "offload": _updated(config.offload, offload_dir=None),
         }
     )
     return repeatable, {name: value for name, value in places.items() if value is not None}
@@ -247,6 +249,22 @@ def resolve_server_logs(config: RunConfig, run_dir: Path) -> RunConfig:
     given = config.sglang.sglang_log_dir
     directory = run_dir / "servers" if given is None else Path(given).absolute()
     return config.model_copy(update={"sglang": _updated(config.sglang, sglang_log_dir=str(directory))})
+
+
+def resolve_offload_dir(config: RunConfig, accelerator: Accelerator, run_dir: Path) -> RunConfig:
+    """``--offload-dir`` as a path, where the trainer's memory goes to a file. Raises InputError where it does not."""
+    offload = config.offload
+    if not (config.takes_turns and offload.offloads_trainer):
+        return config
+    if not accelerator.capabilities.host_memory:
+        if offload.offload_dir is None:
+            return config
+        raise InputError(
+            f"--offload-dir {offload.offload_dir}: what leaves {accelerator.name}'s memory goes to the host's, not to "
+            "a file; leave it out"
+        )
+    directory = (run_dir if offload.offload_dir is None else Path(offload.offload_dir)).absolute()
+    return config.model_copy(update={"offload": _updated(offload, offload_dir=str(directory))})
 
 
 def resolve_threads(config: RunConfig, accelerator: Accelerator) -> RunConfig:
@@ -272,8 +290,10 @@ def check_devices(config: RunConfig, accelerator: Accelerator) -> None:
     """On one machine, refuse a job that needs more devices than are visible; on a cluster Ray's counts decide."""
     if config.job.ray_address is not None:
         return
-    rollout = config.job.rollout_num_gpus
-    if rollout is None:
+    rollout = config.rollout_devices
+    if config.offload.colocate and config.trainer_ranks:
+        rollout = 0
+    elif rollout is None:
         rollout = 1 if accelerator.capabilities.exclusive_devices and config.job.launcher == "ray" else 0
     if config.debug.replays:
         rollout = 0

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 
-from accel.contract import Accelerator
+from accel.contract import Accelerator, MemoryInfo
 from observability.transcripts import pick_transcripts
 from rollout.deploy.hosts import Spawner
 from rollout.worker import RolloutSettings, RolloutWorker
@@ -25,6 +27,9 @@ from train.replay.recorder import RolloutRecorder
 from train.weight_sync.factory import server_channel
 from train.weight_sync.receiving import ReceivingEnd
 from train.weight_sync.sending import SendingEnd
+
+if TYPE_CHECKING:
+    from train.megatron.memory import Tag
 
 _SAVE_SECONDS = 10.0  # that a run which ends by an error gives a save under way
 
@@ -45,9 +50,10 @@ def rollout_settings(config: RunConfig) -> RolloutSettings:
         trust_remote_code=config.model.trust_remote_code,
         num_rollout=config.job.num_rollout,
         sglang=config.sglang,
-        num_gpus=config.job.rollout_num_gpus or config.job.rollout_num_gpus_per_engine,
+        num_gpus=config.rollout_devices or config.job.rollout_num_gpus_per_engine,
         num_gpus_per_engine=config.job.rollout_num_gpus_per_engine,
         weight_channel=server_channel(config) or "disk",
+        frees_memory=config.offload.offloads_rollout,
     )
 
 
@@ -105,6 +111,21 @@ class RolloutRole:
         """Return once new weights may come."""
         self._worker.settle()
 
+    def release_memory(self, tags: tuple[str, ...]) -> None:
+        """Have the engine give memory back, and return once it is free. Raises MemoryNotFreed."""
+        self._worker.release_memory(tags, self._config.offload.offload_timeout)
+
+    def resume_memory(self, tags: tuple[str, ...]) -> None:
+        self._worker.resume_memory(tags)
+
+    def rest(self) -> None:
+        """Hold no memory for weight updates, and none that was freed."""
+        self.receiving.rest()
+        self._accelerator.empty_cache()
+
+    def memory(self) -> MemoryInfo:
+        return self._accelerator.memory_info()
+
     def save_state(self, directory: Path) -> RolloutState:
         """Where this role stands between two steps, for a checkpoint; finished groups are written to ``directory``."""
         return save_rollout_state(directory, self._worker.state(), self._device_of)
@@ -151,6 +172,7 @@ class TrainerRole:
             resume=resume,
         )
         self.weights_read = self._trainer.weights_read
+        self._accelerator = accelerator
         self.sending = SendingEnd(self._trainer.export_weights, accelerator, rank)
         self._profiler = Profiler(profile, accelerator, "train", rank)
         self._saving: BackgroundSave | None = None
@@ -159,6 +181,21 @@ class TrainerRole:
     def train(self, batch: TrainBatch, rollout_id: int) -> dict[str, float]:
         with self._profiler.step(rollout_id):
             return self._trainer.train(batch, rollout_id)
+
+    def release_memory(self, tags: Sequence[Tag]) -> None:
+        """Give the device memory of these back, and return once it is free. Raises MemoryNotFreed."""
+        self._trainer.release_memory(tags)
+
+    def resume_memory(self, tags: Sequence[Tag]) -> None:
+        self._trainer.resume_memory(tags)
+
+    def rest(self) -> None:
+        """Hold no memory for weight updates, and none that was freed."""
+        self.sending.rest()
+        self._accelerator.empty_cache()
+
+    def memory(self) -> MemoryInfo:
+        return self._accelerator.memory_info()
 
     def save_state(self, directory: Path) -> TrainerState:
         """Write weights and optimizer state into ``directory``; rank 0 gets to know the files (collective)."""

@@ -4,10 +4,12 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import resource
 import sys
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +34,7 @@ class CpuAccelerator(Accelerator):
     weight_update_backend = "gloo"
     capabilities = Capabilities(
         exclusive_devices=False,
+        host_memory=True,
         own_generator=False,
         bf16=True,
         fp16=True,
@@ -97,7 +100,10 @@ class CpuAccelerator(Accelerator):
         return MemoryInfo(free=free, total=total, allocated=resident_memory(), peak=peak)
 
     def empty_cache(self) -> None:
-        """The host's allocator keeps no cache of ours."""
+        """Give what the C library has kept of freed memory back to the system, where it is one that can (glibc)."""
+        trim = _malloc_trim()
+        if trim is not None:
+            trim(0)
 
     def torch_namespace(self) -> Any:
         from accel.backends import cpu_namespace
@@ -140,6 +146,11 @@ def host_memory() -> tuple[int | None, int | None]:
         used = _read_int(Path("/sys/fs/cgroup/memory.current")) or 0
         total, free = limit, min(free, max(limit - used, 0))
     return free, total
+
+
+@cache
+def _malloc_trim() -> Any | None:
+    return getattr(ctypes.CDLL(None), "malloc_trim", None)
 
 
 def resident_memory() -> int | None:

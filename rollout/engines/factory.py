@@ -30,9 +30,10 @@ def create_engine(
     trust_remote_code: bool = False,
     weight_channel: ServerChannel = "disk",
     spawner: Spawner | None = None,
+    frees_memory: bool = False,
 ) -> Engine:
-    """The engine that ``--rollout-engine`` names, not started yet. ``sglang``, ``layout`` and
-    ``weight_channel`` and ``spawner`` (None: this machine) are those of servers."""
+    """The engine that ``--rollout-engine`` names, not started yet. ``sglang``, ``layout``, ``weight_channel``,
+    ``spawner`` (None: this machine) and ``frees_memory`` (they start with the memory saver) are those of servers."""
     if choose_engine(config)[0] == "sglang":
         from rollout.engines.sglang.opening import open_servers
 
@@ -50,6 +51,7 @@ def create_engine(
             trust_remote_code=trust_remote_code,
             weight_channel=weight_channel,
             spawner=spawner,
+            frees_memory=frees_memory,
         )
     from rollout.engines.torch_engine import TorchEngine
 

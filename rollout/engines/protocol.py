@@ -9,6 +9,9 @@ from typing import Protocol, runtime_checkable
 
 import torch
 
+MEMORY_TAGS = ("weights", "kv_cache", "graphs")
+MEMORY_TIMEOUT = 120.0  # seconds
+
 
 class FinishReason(StrEnum):
     STOP = "stop"  # an end-of-sequence or stop token, or a stop string
@@ -161,9 +164,19 @@ class Engine(Protocol):
 
     async def flush_cache(self) -> None: ...
 
-    async def release_memory(self, tags: tuple[str, ...] = ()) -> None: ...
+    async def release_memory(self, tags: tuple[str, ...] = (), timeout: float = MEMORY_TIMEOUT) -> None:
+        """Give memory of ``MEMORY_TAGS`` (none given: of all) back; return once it is free. New requests are refused.
 
-    async def resume_memory(self, tags: tuple[str, ...] = ()) -> None: ...
+        ``graphs`` is what was prepared for decoding steps. Needs ``capabilities.frees_memory``.
+        """
+        ...
+
+    async def resume_memory(self, tags: tuple[str, ...] = ()) -> None:
+        """Take it again; requests are answered once all of it is back. Weights were not kept: a whole update follows.
+
+        To be called with ``weights`` before the update, and with the rest when the trainer has given its memory back.
+        """
+        ...
 
     async def health(self) -> EngineHealth: ...
 

@@ -6,7 +6,14 @@ from types import SimpleNamespace
 from typing import Any
 
 from rollout.config import RewardConfig, RolloutConfig
-from rollout.engines.protocol import EngineCapabilities, EngineHealth, FinishReason, GenerateRequest, GenerateResult
+from rollout.engines.protocol import (
+    MEMORY_TIMEOUT,
+    EngineCapabilities,
+    EngineHealth,
+    FinishReason,
+    GenerateRequest,
+    GenerateResult,
+)
 from samples.sample import Group, Sample, Status
 
 
@@ -73,7 +80,7 @@ class EchoEngine:
 
     async def flush_cache(self) -> None: ...
 
-    async def release_memory(self, tags: tuple[str, ...] = ()) -> None: ...
+    async def release_memory(self, tags: tuple[str, ...] = (), timeout: float = MEMORY_TIMEOUT) -> None: ...
 
     async def resume_memory(self, tags: tuple[str, ...] = ()) -> None: ...
 

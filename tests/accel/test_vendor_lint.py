@@ -13,6 +13,7 @@ ALLOWED = {
     "accel/retarget": "rewrites what other libraries hard-code",
     "accel/comm/backend_strings.py": "translates nccl and cuda, as others write them",
     "accel/registry.py": "names the built-in backends",
+    "rollout/engines/sglang/memory_tags.py": "what SGLang calls its memory",
     "accel/doctor/diagnosis.py": "lists versions of vendors' packages",
 }
 WORDS = {"cuda", "musa", "nccl", "mccl", "rocm", "hip", "npu", "xpu", "hpu", "mlu", "mps", "ascend"}

@@ -42,7 +42,9 @@ print(json.dumps([[parsed(ServerArgs, one) for one in servers], [parsed(RouterAr
 
 def test_plans_become_command_lines_that_sglang_and_its_router_take():
     layout = plan_layout(read_description(LAYOUTS / "prefill_decode_and_frozen.yaml"))
-    settings = ServerSettings(Path("/models/actor"), torch.bfloat16, 4096, 64, None, False, 0, 1, 150000)
+    settings = ServerSettings(
+        Path("/models/actor"), torch.bfloat16, 4096, 64, None, False, 0, 1, 150000, memory_saver=True
+    )
     config, accelerator = SGLangConfig(), select_accelerator("cpu")
     servers = []
     for number, plan in enumerate(layout.engines):
@@ -75,6 +77,7 @@ def test_plans_become_command_lines_that_sglang_and_its_router_take():
     assert [one["disaggregation_mode"] for one in taken] == ["prefill", "prefill", "decode", "decode", "null"]
     assert [one["disaggregation_bootstrap_port"] for one in taken[:2]] == [9000, 9001]
     assert [one["tp_size"] for one in taken] == [2, 2, 4, 4, 4]
+    assert all(one["enable_memory_saver"] for one in taken)
     assert [one["load_format"] for one in taken] == ["dummy"] * 4 + ["auto"]
     assert [one["model_path"] for one in taken] == ["/models/actor"] * 4 + ["/models/judge"]
     assert [one["pd_disaggregation"] for one in before] == [True, False]

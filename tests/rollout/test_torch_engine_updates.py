@@ -177,15 +177,15 @@ async def test_released_memory_is_gone_and_comes_back_with_new_weights(tiny_mode
             await asyncio.sleep(0)
         await engine.release_memory()
         assert held_bytes(runners[0]._decoder) < 50_000
-        with pytest.raises(EngineError, match=r"released \(kv_cache, weights\): call resume_memory"):
+        with pytest.raises(EngineError, match=r"released \(graphs, kv_cache, weights\): call resume_memory"):
             await engine.generate(REQUEST)
         with pytest.raises(EngineError, match="call resume_memory before an update"):
             await engine.begin_update(1)
         await engine.resume_memory(("weights",))
         await update(engine, 1, model.weights())
-        with pytest.raises(EngineError, match=r"released \(kv_cache\)"):
+        with pytest.raises(EngineError, match=r"released \(graphs, kv_cache\)"):
             await engine.generate(REQUEST)
-        await engine.resume_memory(("kv_cache",))
+        await engine.resume_memory(("kv_cache", "graphs"))
         assert (await engine.generate(REQUEST)).output_ids == model.greedy([1, 2, 3, 4], 10)
         assert (await task).output_ids == model.greedy([1, 2], 100)
         with pytest.raises(InputError, match="memory tag 'wieghts' is unknown"):

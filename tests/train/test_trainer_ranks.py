@@ -43,6 +43,11 @@ CASES |= {
     f"{name}, groups reloaded": (CASES[name][0], {"parallel": cut | {"reload_process_groups": True}})
     for name, cut in (("tensor", TENSOR), ("pipeline", PIPELINE))
 }
+OFFLOADED = {"offload": True, "check_offload_equal": True}
+CASES |= {
+    f"{name}, offloaded": (CASES[name][0], CASES[name][1] | {"offload": OFFLOADED})
+    for name in ("tensor and sequence", "data", "tied, pipeline", "mixture, tensor and expert")
+}
 FOUR_RANKS = {
     "tensor x data": ({"algorithm": FULL}, {"parallel": TENSOR, "job": {"actor_num_gpus_per_node": 4}}),
     "pipeline x tensor, groups reloaded": (
@@ -67,6 +72,9 @@ def run_case(name: str, sections: dict, root: Path, batches: list[TrainBatch], r
     try:
         metrics = []
         for rollout_id, batch in enumerate(batches):
+            if config.offload.offload:
+                trainer.release_memory()
+                trainer.resume_memory()
             metrics.append(trainer.train(batch, rollout_id))
             if config.parallel.reload_process_groups:
                 deque(trainer.export_weights(), maxlen=0)  # as in a run, where the groups are given back after it

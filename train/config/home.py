@@ -17,6 +17,7 @@ _PATHS = {
     "reward": ("user_code_dir",),
     "output": ("output_dir", "save_hf"),
     "checkpoint": ("save", "load"),
+    "offload": ("offload_dir",),
     "debug": ("save_debug_rollout_data", "load_debug_rollout_data"),
 }
 

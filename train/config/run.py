@@ -6,8 +6,10 @@ import math
 
 from rollout.config import EvalConfig, RewardConfig, RolloutConfig
 from rollout.deploy.config import SGLangConfig
+from rollout.engines.choice import choose_engine
 from samples.config import DataConfig
 from train.config.checkpoint import CheckpointConfig
+from train.config.offload import OffloadConfig
 from train.config.profiling import ProfilingConfig
 from train.config.sections import (
     AlgorithmConfig,
@@ -39,6 +41,7 @@ class RunConfig(Section):
     batch: BatchConfig = BatchConfig()
     parallel: ParallelConfig = ParallelConfig()
     weights: WeightUpdateConfig = WeightUpdateConfig()
+    offload: OffloadConfig = OffloadConfig()
     output: OutputConfig = OutputConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     tracking: TrackingConfig = TrackingConfig()
@@ -66,6 +69,18 @@ class RunConfig(Section):
     def trainer_ranks(self) -> int:
         """Ranks that this run starts: all that train, or none with ``--debug-rollout-only``."""
         return 0 if self.debug.debug_rollout_only else self.actor_world_size
+
+    @property
+    def rollout_devices(self) -> int | None:
+        """``--rollout-num-gpus``, or with ``--colocate`` the devices that train (one for the embedded engine)."""
+        if not self.offload.colocate or self.job.rollout_num_gpus is not None:
+            return self.job.rollout_num_gpus
+        return 1 if choose_engine(self.rollout)[0] == "torch" else self.actor_world_size
+
+    @property
+    def takes_turns(self) -> bool:
+        """Whether training and rollout give their memory back, or share devices, in turn."""
+        return self.offload.takes_turns and not (self.debug.replays or self.debug.debug_rollout_only)
 
     @property
     def data_parallel_size(self) -> int:

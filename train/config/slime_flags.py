@@ -84,8 +84,8 @@ _LATER = {  # what this version does not do yet: its options
     "evaluation written by the user, or set up in a file of its own": """
         eval-config eval-function-path custom-eval-rollout-log-function-path
     """,
-    "devices that training and rollout take turns on": """
-        colocate offload offload-train offload-rollout train-memory-margin-bytes disable-weights-backuper
+    "such settings of devices that training and rollout take turns on": """
+        train-memory-margin-bytes disable-weights-backuper
     """,
     "such tracker or statistics": """
         use-mlflow log-multi-turn log-reward-category log-correct-samples

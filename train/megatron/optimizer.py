@@ -97,6 +97,21 @@ class PolicyOptimizer:
         self._optimizer.step_with_ready_grads()
         return norm
 
+    def state_tensors(self) -> list[torch.Tensor]:
+        """What the optimizer keeps on this rank, gradients included; some are views of the model's buffers."""
+        found: list[torch.Tensor] = []
+        for optimizer in self._chained():
+            if optimizer.is_stub_optimizer:
+                continue
+            for group in optimizer.optimizer.param_groups:
+                for weight in group["params"]:
+                    found.append(weight)
+                    if weight.grad is not None:
+                        found.append(weight.grad)
+            for state in optimizer.optimizer.state.values():
+                found += [value for value in state.values() if isinstance(value, torch.Tensor)]
+        return found
+
     def parameter_state(self) -> ParameterState:
         """fp32 weights and moments by parameter, for checkpoints."""
         return ParameterState(self._chained())

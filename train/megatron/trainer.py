@@ -28,6 +28,7 @@ from train.learning_rate import learning_rate
 from train.losses import token_weights
 from train.megatron.forward import run_micro_batches
 from train.megatron.groups import TrainerGroups
+from train.megatron.memory import TAGS, Tag, TrainerMemory, held_tensors
 from train.megatron.micro_batch import BatchOnDevice, MicroBatch
 from train.megatron.model import build_model, load_hf_config
 from train.megatron.models import family_of
@@ -88,6 +89,8 @@ class MegatronTrainer:
         except BaseException:
             leave_ranks(accelerator, failed=True)
             raise
+        models = [self._model] if self._reference is None else [self._model, self._reference]
+        self._memory = TrainerMemory(accelerator, config.offload, lambda: held_tensors(self._optimizer, models))
 
     def train(self, batch: TrainBatch, rollout_id: int) -> dict[str, float]:
         """Take the optimizer steps of one rollout; the metrics, the same on every rank.
@@ -95,7 +98,7 @@ class MegatronTrainer:
         Every rank gets the whole batch and takes its own share. A loss is normalised over its whole optimizer step, so
         neither the number of ranks nor the size of micro-batches changes it.
         """
-        with self._groups.turn(give_back=False):  # the hand-over of the weights is next
+        with self._memory.present(*TAGS), self._groups.turn(give_back=False):  # the hand-over of the weights is next
             return self._train(batch, rollout_id)
 
     def _train(self, batch: TrainBatch, rollout_id: int) -> dict[str, float]:
@@ -118,12 +121,12 @@ class MegatronTrainer:
 
     def export_weights(self) -> Iterator[tuple[str, Tensor]]:
         """Whole tensors under Hugging Face names, on every rank; valid until the next optimizer step."""
-        with self._groups.turn(give_back=True):  # the rollout is next
+        with self._memory.present("weights"), self._groups.turn(give_back=True):  # the rollout is next
             yield from iter_hf_weights(self._model, self._family, self._hf_config)
 
     def save_hf(self, directory: Path) -> None:
         """Write a directory that transformers loads, with the tokenizer of the model that training began from."""
-        with self._groups.turn():
+        with self._memory.present("weights"), self._groups.turn():
             save_hf(self._model, self._family, self._hf_config, directory, self._hf_directory)
 
     def save_state(self, directory: Path) -> TrainerState:
@@ -131,20 +134,36 @@ class MegatronTrainer:
 
         Rank 0 writes, and gets to know the files. Raises CheckpointWriteError there when it could not.
         """
-        with self._groups.turn():
+        with self._memory.present(*TAGS), self._groups.turn():
             state = self._optimizer.parameter_state()
             return save_trainer_state(*self._described(), state, directory, self._hf_directory)
 
     def snapshot_state(self) -> TrainerSnapshot | None:
         """What ``save_state`` would write now, in host memory; None on all ranks but the first."""
-        with self._groups.turn():
+        with self._memory.present(*TAGS), self._groups.turn():
             state = self._optimizer.parameter_state()
             return snapshot_trainer_state(*self._described(), state, self._hf_directory)
+
+    def release_memory(self, tags: Sequence[Tag] = TAGS) -> None:
+        """Give the device memory of these back and return once it is free; not collective.
+
+        Whatever is called meanwhile takes what it needs, and gives it back again afterwards. Raises MemoryNotFreed.
+        """
+        if "optimizer" in tags and "optimizer" not in self._memory.released:
+            self._optimizer.zero_grad()  # the next step begins with it anyway, and zeroes need no copy
+        self._memory.release(tags)
+
+    def resume_memory(self, tags: Sequence[Tag] = TAGS) -> None:
+        """Have it back as it was. Raises MemoryNotFreed when there is no room for it."""
+        self._memory.resume(tags)
 
     def close(self, update_groups: Sequence[Callable[[], None]] = ()) -> None:
         """End the process groups, so that another trainer can begin in this process; ``update_groups`` first, which
         close what is shared with engines."""
-        self._groups.close(update_groups)
+        try:
+            self._groups.close(update_groups)
+        finally:
+            self._memory.close()
 
     def _described(self) -> tuple[GPTModel, ModelFamily, Any]:
         """The model, and what says how its parameters are called outside."""

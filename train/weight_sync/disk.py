@@ -163,5 +163,8 @@ class DiskReceiver:
     def tensors(self, bucket: Bucket) -> Iterator[Mapping[str, torch.Tensor]]:
         raise RuntimeError(f"a disk channel is pulled from; it was handed a bucket of {len(bucket.tensors)} tensors")
 
+    def rest(self) -> None:
+        return
+
     def close(self) -> None:
         return

@@ -58,6 +58,9 @@ class BroadcastSender(Sender):
         self._group.broadcast(self._buffer[: self._nbytes], source=0)
         self._accelerator.synchronize()  # the buffer is packed anew next
 
+    def rest(self) -> None:
+        self._buffer = torch.empty(0, dtype=torch.uint8, device=self._buffer.device)
+
     def close(self) -> None:
         group, self._group, self._store = self._group, None, None
         if group is not None:
@@ -87,6 +90,9 @@ class BroadcastReceiver:
         self._group.broadcast(raw, source=0)
         self._accelerator.synchronize()
         yield bucket.unpack(raw)
+
+    def rest(self) -> None:
+        self._buffer = torch.empty(0, dtype=torch.uint8, device=self._buffer.device)
 
     def close(self) -> None:
         self._group.close()

@@ -33,5 +33,8 @@ class InProcessReceiver:
     def tensors(self, bucket: Bucket) -> Iterator[Mapping[str, torch.Tensor]]:
         yield bucket.source
 
+    def rest(self) -> None:
+        return
+
     def close(self) -> None:
         return

@@ -42,6 +42,10 @@ class Receiver(Protocol):
         """The bucket's tensors, in memory that is valid until the next ones are drawn."""
         ...
 
+    def rest(self) -> None:
+        """Give the memory of buffers back until the next update."""
+        ...
+
     def close(self) -> None: ...
 
 
@@ -151,6 +155,11 @@ class ReceivingEnd:
         self._committed = {}
         if self._mixed:
             self._engine.fail_update(reason)
+
+    def rest(self) -> None:
+        """Hold no memory until the next update."""
+        if self._receiver is not None:
+            self._receiver.rest()
 
     def close(self) -> None:
         self._end_lease()

@@ -43,6 +43,10 @@ class Sender(ABC):
         """All was drawn. None: buckets say it all."""
         return None
 
+    def rest(self) -> None:
+        """Give the memory of buffers back until the next update."""
+        return
+
     def close(self) -> None:
         return
 
@@ -136,6 +140,12 @@ class SendingEnd:
         finally:
             self._export = iter(())
         return not self._broke_off
+
+    def rest(self) -> None:
+        """Hold no memory until the next update."""
+        self.cancel()
+        if self._sender is not None:
+            self._sender.rest()
 
     def close(self) -> None:
         """Harmless twice, and before ``open``."""

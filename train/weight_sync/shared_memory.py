@@ -141,6 +141,10 @@ class SharedMemorySender(Sender):
             probe[0].unlink(missing_ok=True)
             os.close(probe[1])
 
+    def rest(self) -> None:
+        for buffer in self._buffers:
+            buffer.close()
+
     def close(self) -> None:
         self._end_probe()
         for buffer in self._buffers:
@@ -165,6 +169,9 @@ class SharedMemoryReceiver:
     def tensors(self, bucket: Bucket) -> Iterator[dict[str, torch.Tensor]]:
         place: Place = bucket.source
         yield bucket.unpack(as_bytes(self._mapped(place), bucket.nbytes))
+
+    def rest(self) -> None:
+        self.close()
 
     def close(self) -> None:
         for descriptor, _ in self._maps.values():

@@ -35,6 +35,7 @@ class ServerSettings:
     vocab_size: int
     trust_remote_code: bool = False
     pause_mode: PauseMode = PauseMode.RETRACT
+    memory_saver: bool = False  # weights and cache can be given back while the server runs
 
 
 @dataclass(frozen=True)
@@ -87,6 +88,8 @@ def server_command(
         arguments["disable_radix_cache"] = True  # it cannot be flushed under requests that go on, and would grow stale
     if not settings.load_weights and plan.updates_weights:
         arguments["load_format"] = "dummy"  # the trainer's weights come before the first request
+    if settings.memory_saver:
+        arguments["enable_memory_saver"] = True
     if config.router_log_requests:
         arguments["log_requests"] = True
     if accelerator.capabilities.exclusive_devices:

@@ -21,7 +21,14 @@ from rollout.deploy.ports import PortLease
 from rollout.deploy.router import AFFINITY_HEADER, Router, Worker
 from rollout.engines.errors import EngineError
 from rollout.engines.pausing import PauseMode
-from rollout.engines.protocol import EngineCapabilities, EngineHealth, GenerateRequest, GenerateResult
+from rollout.engines.protocol import (
+    MEMORY_TAGS,
+    MEMORY_TIMEOUT,
+    EngineCapabilities,
+    EngineHealth,
+    GenerateRequest,
+    GenerateResult,
+)
 from rollout.engines.sglang.adopting import EXTERNAL_FLAG, check_adopted
 from rollout.engines.sglang.command import (
     SAMPLING_MASK_TOKENS,
@@ -88,12 +95,13 @@ class SGLangEngine:
         self._in_flight: dict[str, str] = {}  # our id -> the id that servers know
         self._direct: Counter[str] = Counter()  # requests under way that went past the router, by server
         self._tries = 0
+        self._released: set[str] = set()  # of the memory tags
         self._generated = 0
         self._old_cache_tokens = 0
 
     @property
     def capabilities(self) -> EngineCapabilities:
-        frees = self._accelerator.capabilities.memory_saver
+        frees = self._accelerator.capabilities.memory_saver and self._settings.memory_saver
         return EngineCapabilities(
             returns_kept_token_ids=True,
             frees_memory=frees,
@@ -318,15 +326,18 @@ class SGLangEngine:
     async def flush_cache(self) -> None:
         await all_of(*(server.flush() for server in self._servers))
 
-    async def release_memory(self, tags: tuple[str, ...] = ()) -> None:
+    async def release_memory(self, tags: tuple[str, ...] = (), timeout: float = MEMORY_TIMEOUT) -> None:
         self._check_frees()
         await self._running().hold("memory")
-        await all_of(*(server.release_memory(tags) for server in self._servers))
+        self._released |= set(tags or MEMORY_TAGS)
+        await all_of(*(server.release_memory(tags, timeout) for server in self._servers))
 
     async def resume_memory(self, tags: tuple[str, ...] = ()) -> None:
         self._check_frees()
         await all_of(*(server.resume_memory(tags) for server in self._servers))
-        self._running().let_go("memory")
+        self._released -= set(tags or MEMORY_TAGS)
+        if not self._released:
+            self._running().let_go("memory")
 
     async def health(self) -> EngineHealth:
         alive = await asyncio.gather(*(self._is_alive(server) for server in self._servers))
@@ -405,7 +416,10 @@ class SGLangEngine:
 
     def _check_frees(self) -> None:
         if not self.capabilities.frees_memory:
-            raise EngineError(f"SGLang servers on {self._accelerator.name} cannot give memory back while they run")
+            raise EngineError(
+                f"SGLang servers on {self._accelerator.name} that were not started with the memory saver cannot give "
+                "memory back while they run"
+            )
 
 
 def _affinity(request: GenerateRequest) -> str:

@@ -34,6 +34,7 @@ def open_servers(
     trust_remote_code: bool,
     weight_channel: ServerChannel = "disk",
     spawner: Spawner | None = None,
+    frees_memory: bool = False,
 ) -> SGLangEngine:
     """Raises InputError where there is no Python with SGLang."""
     max_total_tokens = config.engine_max_total_tokens
@@ -52,6 +53,7 @@ def open_servers(
         vocab_size=int(open_config(model_dir, trust_remote_code).get_text_config().vocab_size),
         trust_remote_code=trust_remote_code,
         pause_mode=config.pause_mode,
+        memory_saver=frees_memory,
     )
     return SGLangEngine(
         layout,

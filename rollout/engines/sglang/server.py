@@ -10,6 +10,7 @@ from typing import Any
 from rollout.deploy.hosts import Program
 from rollout.engines.errors import EngineError
 from rollout.engines.sglang.http import HttpClient
+from rollout.engines.sglang.memory_tags import server_tags
 from samples.errors import InputError
 
 NEEDED = (
@@ -106,11 +107,11 @@ class SGLangServer:
     async def flush(self) -> None:
         await self._control("flush_cache")
 
-    async def release_memory(self, tags: tuple[str, ...]) -> None:
-        await self._control("release_memory_occupation", **({"tags": list(tags)} if tags else {}))
+    async def release_memory(self, tags: tuple[str, ...], timeout: float) -> None:
+        await self.post("release_memory_occupation", {"tags": server_tags(tags)}, timeout)
 
     async def resume_memory(self, tags: tuple[str, ...]) -> None:
-        await self._control("resume_memory_occupation", **({"tags": list(tags)} if tags else {}))
+        await self._control("resume_memory_occupation", tags=server_tags(tags))
 
     async def begin_update(self) -> None:
         if not self.update_session:

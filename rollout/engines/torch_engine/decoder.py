@@ -65,3 +65,6 @@ class Decoder(ABC):
 
     @abstractmethod
     def release_cache(self) -> None: ...
+
+    def release_step(self) -> None:  # noqa: B027 - most prepare nothing
+        """Drop what was prepared for the next steps; it is made again by the first one."""

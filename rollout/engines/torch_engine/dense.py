@@ -155,6 +155,9 @@ class DenseDecoder(Decoder):
         self._views = None  # they hold the memory too
         self.count = 0
 
+    def release_step(self) -> None:
+        self._views = None
+
     def _prefill(self, prompts: Sequence[Sequence[int]], rows: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
         """Compute ``prompts``, cache ``prompts[source[i]]`` in ``rows[i]``; logits after each prompt [prompts, vocab].
 

@@ -12,9 +12,16 @@ from typing import TypeVar
 import torch
 
 from accel.contract import Accelerator
+from accel.memory.waiting import MemoryNotFreed
 from rollout.engines.errors import EngineError
 from rollout.engines.pausing import PauseMode
-from rollout.engines.protocol import EngineCapabilities, EngineHealth, GenerateRequest, GenerateResult
+from rollout.engines.protocol import (
+    MEMORY_TIMEOUT,
+    EngineCapabilities,
+    EngineHealth,
+    GenerateRequest,
+    GenerateResult,
+)
 from rollout.engines.torch_engine.decode_thread import DecodeThread
 from rollout.engines.torch_engine.detokenize import Detokenizer
 from rollout.engines.torch_engine.kv_cache import ROW_MULTIPLE
@@ -189,9 +196,9 @@ class TorchEngine:
     async def flush_cache(self) -> None:
         await self._call(Runner.flush_cache)
 
-    async def release_memory(self, tags: tuple[str, ...] = ()) -> None:
-        """Free ``weights``, ``kv_cache`` or, without tags, both. New requests are refused until all is back."""
-        await self._call(lambda runner: runner.release_memory(tags))
+    async def release_memory(self, tags: tuple[str, ...] = (), timeout: float = MEMORY_TIMEOUT) -> None:
+        """Free memory of these tags, or all. MemoryNotFreed when it is not free after ``timeout`` seconds."""
+        await self._call(lambda runner: runner.release_memory(tags, timeout))
 
     async def resume_memory(self, tags: tuple[str, ...] = ()) -> None:
         """Take the memory again. Released weights are not kept anywhere: a whole update has to follow."""
@@ -267,7 +274,7 @@ class TorchEngine:
         def order(runner: Runner) -> Callable[[], None]:
             try:
                 settle = _settler(future, action(runner), None)
-            except (InputError, EngineError) as error:  # the caller's mistake; anything else ends the thread
+            except (InputError, EngineError, MemoryNotFreed) as error:  # not the thread's: it goes on
                 settle = _settler(future, None, error)
 
             def complete() -> None:

@@ -9,15 +9,15 @@ from dataclasses import dataclass
 import torch
 
 from accel.contract import Accelerator
+from accel.memory.waiting import wait_until_freed
 from rollout.engines.errors import EngineError
 from rollout.engines.pausing import PauseMode
+from rollout.engines.protocol import MEMORY_TAGS
 from rollout.engines.torch_engine.decoder import Decoder
 from rollout.engines.torch_engine.scheduler import Answer, Scheduler
 from rollout.engines.torch_engine.sequence import Sequence
 from rollout.engines.torch_engine.weights import WeightUpdate
 from samples.errors import InputError
-
-MEMORY_TAGS = ("weights", "kv_cache")
 
 
 @dataclass(frozen=True)
@@ -141,19 +141,25 @@ class Runner:
         if "kv_cache" not in self._released:
             self._scheduler.restart()
 
-    def release_memory(self, tags: tuple[str, ...]) -> None:
+    def release_memory(self, tags: tuple[str, ...], timeout: float) -> None:
+        before = self._accelerator.memory_info()
         for tag in self._tags(tags):
             if tag in self._released:
                 continue
             if tag == "kv_cache":
                 self._scheduler.restart()
                 self._decoder.release_cache()
+            elif tag == "graphs":
+                self._decoder.release_step()
             else:
                 self._update = None
                 self._no_weights = "the engine's weights were released and have to be sent again"
                 self._decoder.release_weights()
             self._released.add(tag)
         self._accelerator.empty_cache()
+        left = self._accelerator.memory_info().allocated or 0
+        given_back = max(0, (before.allocated or 0) - left)
+        wait_until_freed(self._accelerator, before, given_back, timeout, "the rollout engine")
 
     def resume_memory(self, tags: tuple[str, ...]) -> None:
         for tag in self._tags(tags):
@@ -161,7 +167,7 @@ class Runner:
                 continue
             if tag == "kv_cache":
                 self._decoder.allocate_cache()
-            else:
+            elif tag == "weights":
                 self._decoder.allocate_weights()
             self._released.remove(tag)
 
@@ -208,5 +214,5 @@ class Runner:
     def _tags(self, tags: tuple[str, ...]) -> tuple[str, ...]:
         unknown = [tag for tag in tags if tag not in MEMORY_TAGS]
         if unknown:
-            raise InputError(f"memory tag {unknown[0]!r} is unknown: use {' or '.join(MEMORY_TAGS)}, or none for all")
+            raise InputError(f"memory tag {unknown[0]!r} is unknown: use {', '.join(MEMORY_TAGS)}, or none for all")
         return tags or MEMORY_TAGS

@@ -13,6 +13,7 @@ from rollout.deploy.config import SGLangConfig
 from rollout.engines.choice import choose_engine
 from rollout.rm_types import RM_TYPES
 from train.config.flags import flags
+from train.config.offload import OffloadConfig
 from train.config.run import RunConfig
 from train.config.weights import WeightUpdateConfig
 
@@ -72,6 +73,7 @@ def _idle(config: RunConfig) -> Iterator[_Idle]:
         yield _Idle(("async_save",), ("save_interval",), why)
     yield from _idle_in_groups(config)
     yield from _idle_in_weights(config)
+    yield from _idle_in_turns(config)
     if not config.debug.replays:  # a replay keeps the settings of the run that was recorded
         yield from _idle_in_rollout(config)
         yield from _idle_in_servers(config)
@@ -100,6 +102,25 @@ def _idle_in_weights(config: RunConfig) -> Iterator[_Idle]:
             "--sglang-log-dir)"
         )
         yield _Idle(("weight_update_dir",), ("weight_update_channel",), why)
+
+
+def _idle_in_turns(config: RunConfig) -> Iterator[_Idle]:
+    offload = config.offload
+    if config.debug.debug_rollout_only:  # a replay keeps the settings of the run that was recorded
+        why = "nothing is trained, so nobody waits for a turn; leave it out"
+        yield _Idle(tuple(OffloadConfig.model_fields), ("debug_rollout_only",), why)
+    elif not config.debug.replays:
+        asking = ("colocate", "offload", "offload_train")
+        if not offload.offloads_trainer:
+            why = "the trainer keeps its memory; give --offload-train, --offload or --colocate too"
+            yield _Idle(("offload_dir", "check_offload_equal"), asking, why)
+        if not (offload.offloads_trainer or offload.offloads_rollout):
+            why = "nobody gives memory back; give --offload or --colocate too"
+            yield _Idle(("offload_timeout",), (*asking, "offload_rollout"), why)
+        if offload.offload_train is False and not (offload.offload or offload.colocate):
+            yield _Idle(("offload_train",), asking, "it is off without --offload or --colocate; leave it out")
+        if offload.offload_rollout is False and not (offload.offload or offload.colocate):
+            yield _Idle(("offload_rollout",), asking, "it is off without --offload or --colocate; leave it out")
 
 
 def _idle_in_rollout(config: RunConfig) -> Iterator[_Idle]:

@@ -18,6 +18,7 @@ from train.config.checks.profiling import profiling_problems
 from train.config.checks.release import release_problems
 from train.config.checks.rollout import length_problems, reward_problems, sampling_problems
 from train.config.checks.servers import server_problems
+from train.config.checks.turns import turn_problems
 from train.config.checks.weight_updates import weight_update_problems
 from train.config.problems import raise_problems
 from train.config.run import RunConfig
@@ -33,6 +34,7 @@ CHECKS = (
     reward_problems,
     server_problems,
     weight_update_problems,
+    turn_problems,
     evaluation_problems,
     batch_problems,
     micro_batch_problems,
