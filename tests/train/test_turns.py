@@ -147,6 +147,7 @@ REFUSED = [
     ("--offload-rollout --rollout-mode fully-async", "--offload-rollout with --rollout-mode fully-async"),
     ("--offload --weight-update-channel disk_delta", "disk_delta"),
     ("--colocate --release-train", "--no-offload-train"),
+    ("--colocate --weight-update-channel distributed", "distributed with --colocate"),
     ("--colocate --rollout-num-gpus 2", "--rollout-num-gpus 2 with --colocate"),
     ("--colocate --offload-dir /nowhere/at/all", "--offload-dir /nowhere/at/all: no such directory"),
     ("--colocate --debug-rollout-only", "nothing is trained, so nobody waits"),

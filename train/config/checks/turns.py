@@ -35,6 +35,11 @@ def turn_problems(config: RunConfig) -> Iterator[str]:
             "--weight-update-channel disk_delta: an engine that gives its weights back (--offload-rollout) needs all "
             "of them in every update; use disk or auto, or --no-offload-rollout"
         )
+    if config.weights.weight_update_channel == "distributed" and offload.colocate:
+        yield (
+            "--weight-update-channel distributed with --colocate: a device's process groups take one rank of a device, "
+            "and both ends would be on the same; use tensor or disk"
+        )
     if offload.colocate:
         shared = 1 if engine == "torch" else config.actor_world_size
         given = config.job.rollout_num_gpus
