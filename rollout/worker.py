@@ -20,9 +20,10 @@ from rollout.custom.contracts import FILTER, ROLLOUT
 from rollout.custom.generate import CustomGenerate
 from rollout.custom.training import load_conversion, load_post_process
 from rollout.deploy.config import ServerChannel, SGLangConfig
-from rollout.deploy.description import Machines
 from rollout.deploy.hosts import Spawner
-from rollout.deploy.layout import Layout, describe_flags, plan_layout
+from rollout.deploy.layout import Layout
+from rollout.deploy.run_layout import run_layout
+from rollout.engines.choice import choose_engine
 from rollout.engines.factory import create_engine
 from rollout.engines.protocol import JoinsTrainer
 from rollout.evaluation import EvaluationSet, Evaluator, load_evaluation_sets
@@ -33,6 +34,7 @@ from rollout.rewards import build_reward
 from samples import DataSource
 from samples.config import DataConfig
 from samples.custom_source import CustomDataSource, open_custom_source
+from samples.errors import InputError
 from samples.signatures import load_user_function
 from samples.tokenizer import load_tokenizer
 
@@ -52,7 +54,7 @@ class RolloutSettings:
     trust_remote_code: bool = False
     num_rollout: int = 1  # of the whole run: nothing is generated beyond its last step
     sglang: SGLangConfig = field(default_factory=SGLangConfig)
-    num_gpus: int = 1  # devices of all rollout engines
+    num_gpus: int | None = None  # devices of all rollout engines; None: one engine's, or as many as are described
     num_gpus_per_engine: int = 1
     weight_channel: ServerChannel = "disk"  # to SGLang servers
     frees_memory: bool = False  # the engine gives memory back while others use the devices
@@ -60,15 +62,7 @@ class RolloutSettings:
     @property
     def layout(self) -> Layout:
         """Where the engines lie, on the one node of this worker."""
-        external = self.sglang.rollout_external_engine_addrs
-        return plan_layout(
-            describe_flags(
-                rollout_num_gpus=0 if external else self.num_gpus,
-                num_gpus_per_engine=self.num_gpus_per_engine,
-                external_engine_addrs=external,
-                machines=Machines(num_gpus_per_node=self.num_gpus),
-            )
-        )
+        return run_layout(self.sglang, num_gpus=self.num_gpus, num_gpus_per_engine=self.num_gpus_per_engine)
 
 
 class RolloutWorker:
@@ -105,9 +99,15 @@ class RolloutWorker:
             spawner=spawner,
             frees_memory=settings.frees_memory,
         )
-        args = UserArgs(settings.rollout, settings.reward)
+        filtered = settings.rollout.rollout_top_p < 1 or settings.rollout.rollout_top_k > 0
+        if filtered and not self._engine.capabilities.returns_kept_token_ids:
+            raise InputError(
+                "--rollout-top-p or --rollout-top-k: this engine does not tell which tokens were kept, so training "
+                "would take the sampled distribution for another; leave them out, or use --rollout-engine torch"
+            )
+        self._args = args = UserArgs(settings.rollout, settings.reward)
         self._reward = build_reward(settings.reward, args)
-        generate = load_generate(settings, tokenizer)
+        generate = load_generate(settings, tokenizer, args)
         self._collector = create_collector(
             settings.rollout,
             settings.reward,
@@ -120,6 +120,7 @@ class RolloutWorker:
             num_rollout=settings.num_rollout,
             generate=generate,
             tokenizer=tokenizer,
+            args=args,
         )
         self._evaluator = Evaluator(
             settings.evaluation,
@@ -138,6 +139,10 @@ class RolloutWorker:
 
     def start(self) -> None:
         self._loop.run(self._engine.start())
+        if choose_engine(self._settings.rollout)[0] == "sglang":
+            from rollout.engines.sglang.opening import model_routers
+
+            self._args.sglang_model_routers.update(model_routers(self._engine))
 
     def collect(self, rollout_id: int) -> RolloutOutput:
         output = self._loop.run(self._collector.collect(rollout_id))
@@ -227,12 +232,12 @@ def open_source(settings: RolloutSettings, tokenizer: Any) -> DataSource | Custo
     return open_custom_source(settings.data, tokenizer, **sizes, user_code_dir=settings.reward.user_code_dir)
 
 
-def load_generate(settings: RolloutSettings, tokenizer: Any) -> CustomGenerate | None:
-    """The function of ``--custom-generate-function-path``, if one is given."""
+def load_generate(settings: RolloutSettings, tokenizer: Any, args: UserArgs | None = None) -> CustomGenerate | None:
+    """The function of ``--custom-generate-function-path``, if one is given; ``args`` is what it sees."""
     path = settings.rollout.custom_generate_function_path
     if path is None:
         return None
-    args = UserArgs(settings.rollout, settings.reward)
+    args = args or UserArgs(settings.rollout, settings.reward)
     return CustomGenerate.load(path, args, tokenizer, settings.reward.user_code_dir)
 
 

@@ -122,7 +122,8 @@ class _SampleCheck:
         custom = config.reward.custom_rm_path
         self.reward_source = f"--custom-rm-path {custom}" if custom else f"--rm-type {config.reward.rm_type}"
         self.filtered = config.rollout.rollout_top_p < 1 or config.rollout.rollout_top_k > 0
-        self.needs_log_probs = config.algorithm.use_rollout_logprobs is not False
+        self.corrects = config.algorithm.use_tis
+        self.needs_log_probs = self.corrects or config.algorithm.use_rollout_logprobs is not False
 
     @staticmethod
     def name(sample: Sample) -> str:
@@ -184,9 +185,15 @@ class _SampleCheck:
         missing = next((sample for sample, use in uses if use and sample.rollout_log_probs is None), None)
         if missing is not None:
             if self.needs_log_probs or any(use and sample.rollout_log_probs is not None for sample, use in uses):
+                otherwise = (
+                    "leave --use-tis out, which compares with them"
+                    if self.corrects
+                    else "leave them out of all samples and pass --no-use-rollout-logprobs to have the trainer compute "
+                    "them"
+                )
                 raise InputError(
-                    f"{self.name(missing)} has no rollout_log_probs; record them in the rollout function, or leave "
-                    "them out of all samples and pass --no-use-rollout-logprobs to have the trainer compute them"
+                    f"{self.name(missing)} has no rollout_log_probs; record them in the rollout function, or "
+                    f"{otherwise}"
                 )
             return None
         return [

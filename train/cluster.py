@@ -48,7 +48,7 @@ class RolloutActor:
         accelerator_spec: str,
         resume: Checkpoint | None,
         profile: ProfilePlan | None,
-        engine_hosts: list[Any],
+        engine_hosts: dict[str, Any],
     ) -> None:
         gc.disable()  # until the role has started: train.collection
         from train.devices import worker_accelerator
@@ -186,7 +186,7 @@ class RayRuntime:
         self._rollout: Any = None
         self._replay: ReplayRole | None = None
         self._trainers: list[Any] = []
-        self._engine_hosts: list[Any] = []
+        self._engine_hosts: dict[str, Any] = {}  # by the engine's name
         self._trainer_options: list[dict[str, Any]] = []  # of each rank's actor, whenever it is made
         self._released: TrainerRelease | None = None
         if config.job.release_train:
@@ -347,7 +347,7 @@ class RayRuntime:
         import ray
 
         actors = [actor for actor in [self._rollout, *self._trainers] if actor is not None]
-        hosts, self._engine_hosts = self._engine_hosts, []
+        hosts, self._engine_hosts = list(self._engine_hosts.values()), {}
         self._rollout, self._trainers = None, []
         if self._released is not None:
             self._released.close()
@@ -436,11 +436,14 @@ class RayRuntime:
         resource = self._accelerator.ray_resource
         bundles = [{resource: 1.0} for _ in range(world)]
         engines = self._engines_of_their_own(rollout_devices)
-        if rollout_devices:
-            bundles += [{resource: float(rollout_devices // max(engines, 1))}] * max(engines, 1)
+        if engines:
+            held = rollout_devices - sum(engines.values())  # placeholders: kept free of engines, and of other jobs
+            bundles += [{resource: float(size)} for size in engines.values()] + [{resource: 1.0}] * held
+        elif rollout_devices:
+            bundles.append({resource: float(rollout_devices)})
         self._check_capacity(world + rollout_devices)
         if engines:
-            self._check_largest_node(rollout_devices // engines)
+            self._check_largest_node(max(engines.values()))
         self._group = placement_group(bundles, strategy="PACK")
         if not self._group.wait(_PLACEMENT_TIMEOUT):
             raise AcceleratorError(
@@ -460,8 +463,8 @@ class RayRuntime:
         if self._config.debug.replays:
             self._replay = ReplayRole(self._config)
             return
-        for engine in range(engines):
-            self._engine_hosts.append(self._engine_host(world + engine, rollout_devices // engines))
+        for number, (name, size) in enumerate(engines.items()):
+            self._engine_hosts[name] = self._engine_host(world + number, size)
         if not self._config.takes_turns:
             self._place_rollout()
 
@@ -498,11 +501,13 @@ class RayRuntime:
         options |= self._actor_options(threads, bundle=bundle, devices=devices)
         return ray.remote(EngineHostActor).options(**options).remote(self._config.job.ray_address is None)
 
-    def _engines_of_their_own(self, rollout_devices: int) -> int:
-        """SGLang engines that Ray places, each on its devices; 0 where servers share the rollout worker's machine."""
+    def _engines_of_their_own(self, rollout_devices: int) -> dict[str, int]:
+        """SGLang engines that Ray places, with their devices; none where servers share the rollout worker's machine."""
         if not rollout_devices or choose_engine(self._config.rollout)[0] != "sglang":
-            return 0
-        return rollout_devices // self._config.job.rollout_num_gpus_per_engine
+            return {}
+        from train.roles import rollout_settings
+
+        return {engine.name: engine.num_devices for engine in rollout_settings(self._config).layout.engines}
 
     def _make_trainers(self, start: Checkpoint | SavedTrainer | None) -> None:
         """One actor a rank, where its options put it, beginning from ``start``; ``ready`` says when."""

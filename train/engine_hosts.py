@@ -128,16 +128,16 @@ class RayHost:
 
 
 class RaySpawner:
-    """``actors``: an ``EngineHostActor`` for each engine, in the order of the layout."""
+    """``actors``: an ``EngineHostActor`` for each engine, by the engine's name in the layout."""
 
-    def __init__(self, actors: Sequence[Any]) -> None:
-        self._actors = list(actors)
+    def __init__(self, actors: Mapping[str, Any]) -> None:
+        self._actors = dict(actors)
         self._hosts: dict[str, RayHost] = {}
 
     async def host_of(self, plan: EnginePlan) -> Host:
+        if plan.name not in self._actors:
+            raise EngineError(f"engine {plan.name}: devices were reserved for {', '.join(self._actors)} alone")
         if plan.name not in self._hosts:
-            if len(self._hosts) >= len(self._actors):
-                raise EngineError(f"engine {plan.name}: devices of {len(self._actors)} engines were reserved")
-            actor = self._actors[len(self._hosts)]
+            actor = self._actors[plan.name]
             self._hosts[plan.name] = RayHost(actor, await actor.address.remote())
         return self._hosts[plan.name]

@@ -36,6 +36,7 @@ from train.devices import selected_accelerator
 from train.model_preflight import check_served_model, check_trained_model
 from train.profiling import ProfilePlan, profile_plan
 from train.run_directory import EXAMPLE, RunDirectory, SaveDirectory, new_name
+from train.servers import resolve_server_devices, resolve_server_logs
 
 
 @dataclass(frozen=True)
@@ -68,6 +69,7 @@ def prepare(config: RunConfig) -> PreparedRun:
     """
     config = expand_home(config)
     accelerator = selected_accelerator(config)
+    config = resolve_server_devices(config, accelerator)
     check_devices(config, accelerator)
     resume = resumed_checkpoint(config)
     directory = claim_run_dir(config)
@@ -189,6 +191,7 @@ def with_absolute_paths(config: RunConfig) -> RunConfig:
             ),
             "evaluation": _updated(config.evaluation, eval_prompt_data=tuple(word for pair in sets for word in pair)),
             "reward": _updated(config.reward, user_code_dir=absolute(config.reward.user_code_dir)),
+            "sglang": _updated(config.sglang, sglang_config=absolute(config.sglang.sglang_config)),
             "output": _updated(config.output, save_hf=absolute(config.output.save_hf)),
             "checkpoint": _updated(
                 checkpoint,
@@ -238,17 +241,6 @@ def without_places(config: RunConfig) -> tuple[RunConfig, dict[str, str]]:
         }
     )
     return repeatable, {name: value for name, value in places.items() if value is not None}
-
-
-def resolve_server_logs(config: RunConfig, run_dir: Path) -> RunConfig:
-    """``--sglang-log-dir`` as a path, where there are servers that log."""
-    from rollout.engines.choice import choose_engine
-
-    if choose_engine(config.rollout)[0] != "sglang" or config.debug.replays:
-        return config
-    given = config.sglang.sglang_log_dir
-    directory = run_dir / "servers" if given is None else Path(given).absolute()
-    return config.model_copy(update={"sglang": _updated(config.sglang, sglang_log_dir=str(directory))})
 
 
 def resolve_offload_dir(config: RunConfig, accelerator: Accelerator, run_dir: Path) -> RunConfig:
@@ -332,6 +324,9 @@ def preflight(config: RunConfig, resume: Checkpoint | None = None) -> dict[str, 
     engine = choose_engine(config.rollout)[0]
     if engine == "sglang":
         check_interpreter(sglang_python(config.sglang.sglang_python))
+        from rollout.engines.sglang.opening import check_described_models
+
+        check_described_models(rollout_settings(config).layout, config.model.trust_remote_code)
     check_trackers(config.tracking)
     if config.debug.save_debug_rollout_data is not None:
         first = 0 if resume is None else resume.step + 1

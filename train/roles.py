@@ -50,7 +50,7 @@ def rollout_settings(config: RunConfig) -> RolloutSettings:
         trust_remote_code=config.model.trust_remote_code,
         num_rollout=config.job.num_rollout,
         sglang=config.sglang,
-        num_gpus=config.rollout_devices or config.job.rollout_num_gpus_per_engine,
+        num_gpus=config.rollout_devices,
         num_gpus_per_engine=config.job.rollout_num_gpus_per_engine,
         weight_channel=server_channel(config) or "disk",
         frees_memory=config.offload.offloads_rollout,

@@ -33,8 +33,12 @@ def create_collector(
     num_rollout: int,
     generate: CustomGenerate | None = None,
     tokenizer: Any = None,
+    args: UserArgs | None = None,
 ) -> Collector:
-    """The collector of a run of ``num_rollout`` steps. Raises InputError for what the engine cannot do."""
+    """The collector of a run of ``num_rollout`` steps; ``args`` is what functions of the user's see.
+
+    Raises InputError for what the engine cannot do.
+    """
     if config.rollout_mode != "fully-async":
         sync = SyncCollector(
             config,
@@ -47,9 +51,10 @@ def create_collector(
             max_context_len=max_context_len,
             generate=generate,
             tokenizer=tokenizer,
+            args=args,
         )
         return sync if config.rollout_mode == "sync" else OneStepOffCollector(sync, source, num_rollout=num_rollout)
-    args = UserArgs(config, reward_config)
+    args = args or UserArgs(config, reward_config)
     return FullyAsyncCollector(
         config,
         runner=GroupRunner(

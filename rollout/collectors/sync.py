@@ -57,12 +57,13 @@ class SyncCollector:
         max_context_len: int,
         generate: CustomGenerate | None = None,
         tokenizer: Any = None,
+        args: UserArgs | None = None,
     ) -> None:
         self._config = config
         self._engine = engine
         self._source = source
         self._reward = reward
-        args = UserArgs(config, reward_config)
+        args = args or UserArgs(config, reward_config)
         self._screen = Screen(dynamic_filter, args, config.dynamic_sampling_filter_path)
         self._rollout_metrics = RolloutMetrics(reward_config.reward_key)
         self._params = sampling_params(config)
@@ -330,12 +331,16 @@ class SyncCollector:
 
 
 class UserArgs:
-    """What a user's function sees as ``args``: the rollout and reward settings under their flag names."""
+    """What a user's function sees as ``args``: the rollout and reward settings under their flag names.
+
+    ``sglang_model_routers``: (host, port) of each model's router by the model's name, once SGLang servers run.
+    """
 
     reward_key: str | None
     rollout_sample_hook_path: tuple[str, ...]
 
     def __init__(self, *sections: RolloutConfig | RewardConfig) -> None:
+        self.sglang_model_routers: dict[str, tuple[str, int]] = {}
         for section in sections:
             for name in type(section).model_fields:
                 setattr(self, name, getattr(section, name))

@@ -24,6 +24,14 @@ class SGLangConfig(BaseModel):
         description="addresses (host:port) of SGLang servers that run already: used instead of starting any, given the "
         "new weights, and left running",
     )
+    sglang_config: str | None = Field(
+        None,
+        description="description of models and their groups of servers (.yaml or .toml), instead of one model with "
+        "equal servers; `accelrl rollout plan` shows what it comes to",
+    )
+    prefill_num_servers: int | None = Field(
+        None, ge=1, description="so many of the servers only compute prompts (prefill); the others decode"
+    )
     sglang_overrides: tuple[str, ...] = Field(
         (), description="arguments of the servers as name=value, such as mem_fraction_static=0.8"
     )

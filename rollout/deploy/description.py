@@ -28,7 +28,9 @@ def _whole(value: Any) -> Any:
     return value
 
 
-Count = Annotated[int, BeforeValidator(_whole)]
+_SHOWN = 120  # characters of a value that a message repeats
+_MOST = 1_000_000  # devices; more is a slip of the pen, and a plan of it would not end
+Count = Annotated[int, BeforeValidator(_whole), Field(le=_MOST)]
 
 
 class _Part(BaseModel):
@@ -98,12 +100,12 @@ def _document(path: Path) -> Any:
     if path.suffix == ".toml":
         try:
             return tomllib.loads(text)
-        except tomllib.TOMLDecodeError as error:
+        except (tomllib.TOMLDecodeError, RecursionError) as error:
             raise InputError(f"{path}: not valid TOML: {error}") from error
     if path.suffix in (".yaml", ".yml"):
         try:
             return yaml.safe_load(text)
-        except yaml.YAMLError as error:
+        except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: a date that is none
             raise InputError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from error
     raise InputError(f"{path}: a description of servers is a .toml, .yaml or .yml file")
 
@@ -122,4 +124,5 @@ def _words(problem: Any) -> str:
     if problem["type"] == "missing":
         return "is missing"
     message = problem["msg"].removeprefix("Value error, ").replace("Input should be", "must be")
-    return f"{problem['input']!r}: {message}"
+    given = repr(problem["input"])
+    return f"{given if len(given) <= _SHOWN else given[:_SHOWN] + ' ...'}: {message}"

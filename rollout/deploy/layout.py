@@ -6,7 +6,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from rollout.deploy.addresses import parse_address
 from rollout.deploy.description import Description, GroupSpec, Machines, ModelSpec, WorkerType
+from rollout.deploy.overrides import checked_overrides
 from samples.errors import InputError
 
 
@@ -187,7 +189,7 @@ def _engine(
         worker_type=group.worker_type,
         shares=_shares(start, size, machines.num_gpus_per_node),
         shares_with_trainer=machines.colocate and start < machines.actor_num_gpus,
-        updates_weights=model.receives_updates,
+        updates_weights=model.receives_updates and group.worker_type is not WorkerType.ENCODER,
         overrides=group.overrides,
     )
 
@@ -208,6 +210,11 @@ def _model_problems(description: Description) -> Iterator[str]:
                 yield f"model {model.name}: has a {one.value} group and no {other.value} group: it needs at least one"
         if WorkerType.ENCODER in types and types <= {WorkerType.ENCODER, WorkerType.PLACEHOLDER}:
             yield f"model {model.name}: has an encoder group and none that generates text: it needs at least one"
+        for address in model.external_engine_addrs:
+            try:
+                parse_address(address, f"model {model.name}: external_engine_addrs")
+            except InputError as error:
+                yield str(error)
         if not types - {WorkerType.PLACEHOLDER} and not model.external_engine_addrs:
             yield f"model {model.name}: has no group with engines and no external_engine_addrs: nothing would answer"
     if not any(model.receives_updates for model in description.models):
@@ -224,7 +231,12 @@ def _group_problems(model: ModelSpec, index: int, group: GroupSpec) -> Iterator[
     if group.worker_type is WorkerType.PLACEHOLDER:
         if group.overrides or group.num_gpus_per_engine is not None:
             yield f"{label}: a placeholder starts no engines; leave overrides and num_gpus_per_engine out"
-    elif group.num_gpus % size:
+        return
+    try:
+        checked_overrides(group.overrides, f"{label}: overrides")
+    except InputError as error:
+        yield str(error)
+    if group.num_gpus % size:
         below = group.num_gpus // size * size
         yield (
             f"{label}: engines of {size} need a multiple of {size} devices, {group.num_gpus} are available to the "

@@ -8,7 +8,13 @@ from typing import Any
 from rollout.deploy.config import SGLangConfig
 from samples.errors import InputError
 
-_OURS = frozenset({"model_path", "host", "port", "tp_size", "nnodes", "node_rank", "dist_init_addr"})
+_OURS = frozenset(
+    {
+        *("model_path", "host", "port", "tp_size", "nnodes", "node_rank", "dist_init_addr", "base_gpu_id", "device"),
+        *("disaggregation_mode", "disaggregation_bootstrap_port"),
+        *("encoder_only", "language_only", "encoder_urls", "encoder_bootstrap_port"),
+    }
+)
 
 
 def run_overrides(config: SGLangConfig) -> dict[str, Any]:

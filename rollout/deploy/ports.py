@@ -82,7 +82,7 @@ def _locked(port: int) -> IO[str] | None:
 def _is_free(host: str, port: int) -> bool:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        # Without SO_REUSEADDR: a port whose last connection has only just ended would be free for some servers alone.
         try:
             probe.bind((host, port))
         except OSError:

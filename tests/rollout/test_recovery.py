@@ -17,6 +17,7 @@ class StandInServer:
 
     def __init__(self, name: str, calls: list[str]) -> None:
         self.name, self.url, self.worker = name, f"http://{name}", Worker(f"http://{name}")
+        self.worker = Worker(self.url)
         self.alive, self.answers, self.asked = True, True, 0
         self._calls = calls
 

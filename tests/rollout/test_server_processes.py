@@ -97,6 +97,22 @@ def test_a_port_that_somebody_listens_on_is_passed_over(monkeypatch):
         lease.close()
 
 
+def test_a_port_whose_last_connection_has_just_ended_is_passed_over(monkeypatch):
+    """Its server could not bind it everywhere: the kernel keeps it for a minute (TIME_WAIT)."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        port = listener.getsockname()[1]
+        with socket.create_connection(("127.0.0.1", port)) as caller:
+            accepted, _ = listener.accept()
+            accepted.close()
+            caller.recv(1)
+    monkeypatch.setattr("rollout.deploy.ports._candidates", lambda: iter([port, 20003]))
+    lease = PortLease()
+    assert lease.take() == 20003
+    lease.close()
+
+
 def test_ports_of_200_layouts_started_side_by_side_never_collide():
     """Eight runs at once plan layouts at random, take ports for every engine and bind them all."""
     chance = random.Random(7)

@@ -13,11 +13,12 @@ from aiohttp import web
 from accel import select_accelerator
 from rollout.deploy.config import SGLangConfig
 from rollout.deploy.description import Description, GroupSpec, Machines, ModelSpec, WorkerType
+from rollout.deploy.disaggregation import Ports
 from rollout.deploy.layout import plan_layout
 from rollout.deploy.router import router_command
 from rollout.engines.errors import EngineError
 from rollout.engines.protocol import FinishReason, GenerateRequest, SamplingParams
-from rollout.engines.sglang.command import Ports, ServerSettings, server_command, server_environment
+from rollout.engines.sglang.command import ServerSettings, server_command, server_environment
 from rollout.engines.sglang.http import HttpClient, Refusal, Unreachable
 from rollout.engines.sglang.requests import check_tokens, limit_of, read_answer, request_body, sampling_seed
 from samples.errors import InputError
@@ -257,17 +258,20 @@ def value_of(words, flag):
 
 
 def test_the_command_line_of_a_server_follows_from_plan_settings_and_overrides():
-    group = GroupSpec(num_gpus=2, num_gpus_per_engine=2, overrides={"context_length": 64, "chunked_prefill_size": 32})
-    config = SGLangConfig(sglang_overrides=("context_length=96", "disable-radix-cache=true"))
+    group = GroupSpec(num_gpus=2, num_gpus_per_engine=2, overrides={"context_length": 256, "chunked_prefill_size": 32})
+    config = SGLangConfig(sglang_overrides=("context_length=200", "disable-radix-cache=true"))
     words = command(planned(group)[0], config)
     assert words[:3] == ["/py", "-m", "sglang.launch_server"]
     assert value_of(words, "--tp-size") == "2"
     assert value_of(words, "--load-format") == "dummy"
-    assert value_of(words, "--context-length") == "64"  # the group's own wins over the run's
+    assert value_of(words, "--context-length") == "256"  # the group's own wins over the run's
     assert value_of(words, "--chunked-prefill-size") == "32"
     assert "--disable-radix-cache" in words
     assert value_of(words, "--log-level") == "warning"
     assert "--log-requests" not in words
+    too_few = GroupSpec(num_gpus=1, overrides={"context_length": 64})
+    with pytest.raises(InputError, match="context_length 64 is less than the run needs, 128"):
+        command(planned(too_few)[0])
     environment = server_environment(select_accelerator("cpu"), SETTINGS)
     assert environment["SGLANG_USE_CPU_ENGINE"] == "1"
     assert environment["OMP_NUM_THREADS"] == "2"

@@ -199,7 +199,7 @@ def test_what_the_slime_table_offers_instead_exists():
 @pytest.mark.parametrize(
     ("word", "said"),
     [
-        ("--use-tis", "off-policy samples"),
+        ("--use-opsm", "off-policy samples"),
         ("--eval-config", "evaluation"),
         ("--eval-min-new-tokens", "Evaluation"),
         ("--train-memory-margin-bytes", "take turns"),

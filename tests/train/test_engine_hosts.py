@@ -8,6 +8,7 @@ import signal
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -61,21 +62,26 @@ async def until_ended(pid: int) -> None:
             await asyncio.sleep(0.05)
 
 
+def by_name(actors: list[Any]) -> dict[str, Any]:
+    """As the layout of ``--rollout-num-gpus`` names its engines."""
+    return {f"actor-0-regular-{number}": actor for number, actor in enumerate(actors)}
+
+
 async def test_each_engine_has_its_host_whose_ports_nobody_else_is_given(actors):
     plans = plan_layout(describe_flags(rollout_num_gpus=3)).engines
-    spawner = RaySpawner(actors)
+    spawner = RaySpawner(by_name(actors))
     hosts = [await spawner.host_of(plan) for plan in plans[:2]]
     assert hosts[0] is await spawner.host_of(plans[0]) is not hosts[1]
     assert {host.address for host in hosts} == {"127.0.0.1"}
     assert {host.first_device for host in hosts} == {0}
     ports = [await host.take_port() for host in hosts for _ in range(20)]
     assert len(set(ports)) == len(ports)
-    with pytest.raises(EngineError, match="actor-0-regular-2: devices of 2 engines were reserved"):
+    with pytest.raises(EngineError, match="actor-0-regular-2: devices were reserved for actor-0-regular-0, actor"):
         await spawner.host_of(plans[2])
 
 
 async def test_a_server_is_started_watched_killed_started_again_and_stopped(actors, tmp_path):
-    host = await RaySpawner(actors).host_of(plan_layout(describe_flags(rollout_num_gpus=1)).engines[0])
+    host = await RaySpawner(by_name(actors)).host_of(plan_layout(describe_flags(rollout_num_gpus=1)).engines[0])
     port = await host.take_port()
     client = HttpClient(connections=4)
     url = f"http://{host.address}:{port}"
@@ -101,7 +107,7 @@ async def test_a_server_is_started_watched_killed_started_again_and_stopped(acto
 
 
 async def test_one_that_does_not_start_is_told_with_the_end_of_its_log(actors, tmp_path):
-    host = await RaySpawner(actors).host_of(plan_layout(describe_flags(rollout_num_gpus=1)).engines[0])
+    host = await RaySpawner(by_name(actors)).host_of(plan_layout(describe_flags(rollout_num_gpus=1)).engines[0])
     command = (sys.executable, "-c", "import os; print('no such model for', os.environ['WHO']); raise SystemExit(3)")
     program = await program_on(host, tmp_path / "log", *command)
 
@@ -117,7 +123,7 @@ async def test_one_that_does_not_start_is_told_with_the_end_of_its_log(actors, t
 async def test_what_it_started_ends_with_a_host_that_dies(actors, tmp_path):
     import ray
 
-    host = await RaySpawner(actors[1:]).host_of(plan_layout(describe_flags(rollout_num_gpus=1)).engines[0])
+    host = await RaySpawner(by_name(actors[1:])).host_of(plan_layout(describe_flags(rollout_num_gpus=1)).engines[0])
     port = await host.take_port()
     client = HttpClient(connections=4)
     url = f"http://{host.address}:{port}"

@@ -86,7 +86,7 @@ def forward(model: torch.nn.Module, tokens: torch.Tensor) -> torch.Tensor | None
 
     nothing = torch.zeros(0)
     positions = torch.arange(tokens.shape[1]).expand(len(tokens), -1)
-    batch = MicroBatch(tokens, positions, nothing, nothing, nothing, nothing, None)
+    batch = MicroBatch(tokens, positions, nothing, nothing, nothing, nothing, None, nothing, 0)
     results = run_micro_batches(model, [batch], lambda _, logits: (logits.new_zeros(()), logits), backward=False)
     return results[0] if results else None
 

@@ -7,11 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from accel import select_accelerator
 from rollout.deploy.interpreter import check_interpreter, sglang_python
 from samples.errors import InputError
 from train.config.checks import validate
 from train.config.settings import build
-from train.prepare import resolve_server_logs, without_places
+from train.prepare import with_absolute_paths, without_places
+from train.servers import resolve_server_devices, resolve_server_logs
 
 
 def problems(**values):
@@ -33,6 +35,7 @@ def problems(**values):
         ),
         ({"rollout_external_engine_addrs": ("a:1",), "rollout_num_gpus": 1}, "bring their own devices"),
         ({"rollout_external_engine_addrs": ("a:1", "a:1")}, "stands there twice"),
+        ({"sglang_router_ip": "h", "sglang_router_port": 1, "router_prometheus_port": 2}, "metrics of its own"),
         ({"sglang_router_ip": "10.0.0.1"}, "--sglang-router-ip 10.0.0.1 needs --sglang-router-port"),
         ({"rollout_min_response_len": 2}, "--rollout-min-response-len 2 with --rollout-engine sglang"),
         ({"sglang_overrides": ("tp_size=2",)}, "--sglang-overrides: tp_size follows from the layout"),
@@ -41,6 +44,36 @@ def problems(**values):
 )
 def test_what_servers_cannot_do_is_refused(values, said):
     assert said in problems(**values)
+
+
+def write(path, text):
+    path.write_text(text)
+    return str(path)
+
+
+def test_a_description_of_servers_is_planned_with_the_runs_flags(tmp_path):
+    good = write(tmp_path / "a.yaml", "models: [{name: actor, server_groups: [{num_gpus: 2}]}]")
+    assert problems(sglang_config=good) == ""
+    assert "needed are 2 devices" in problems(sglang_config=good, rollout_num_gpus=4)
+    assert "the file says it" in problems(sglang_config=good, prefill_num_servers=1)
+    assert "cannot be read" in problems(sglang_config=str(tmp_path / "none.yaml"))
+    wrong = write(
+        tmp_path / "b.yaml", "models: [{name: actor, server_groups: [{num_gpus: 3, num_gpus_per_engine: 2}]}]"
+    )
+    assert "engines of 2 need a multiple of 2 devices, 3 are available" in problems(sglang_config=wrong)
+    resolved = with_absolute_paths(build({"rollout_engine": "sglang", "sglang_config": "x.yaml"}))
+    assert resolved.sglang.sglang_config == str(Path("x.yaml").absolute())
+
+
+def test_prefill_and_decode_apart_are_refused_with_kept_ids_and_on_the_cpu():
+    assert "at least one engine has to decode" in problems(prefill_num_servers=2, rollout_num_gpus=2)
+    for field, flag in (("rollout_top_p", "--rollout-top-p 0.9"), ("eval_top_p", "--eval-top-p 0.9")):
+        assert f"{flag} with prefill and decode apart" in problems(
+            prefill_num_servers=1, rollout_num_gpus=2, **{field: 0.9}
+        )
+    config = build({"rollout_engine": "sglang", "prefill_num_servers": 1, "rollout_num_gpus": 2})
+    with pytest.raises(InputError, match="transfer engine moves memory of accelerators, which cpu is not"):
+        resolve_server_devices(config, select_accelerator("cpu"))
 
 
 def test_several_servers_are_accepted_where_the_embedded_engine_is_one():

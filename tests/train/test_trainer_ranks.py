@@ -21,6 +21,10 @@ FILTERED = {
     "batch": {"num_steps_per_rollout": 3, "use_dynamic_batch_size": True, "max_tokens_per_gpu": 30},
     "algorithm": {"loss_aggregation": "sequence-mean"},
 }
+CORRECTED = {
+    "algorithm": {"use_tis": True, "tis_level": "sequence", "tis_clip": 1.2, "tis_clip_low": 0.8},
+    "batch": {"num_steps_per_rollout": 2, "micro_batch_size": 3},
+}
 ONE_SAMPLE_A_STEP = {"batch": {"num_steps_per_rollout": 11}}
 
 # name: the settings that one rank and several share, and what cuts the work between two ranks
@@ -32,6 +36,9 @@ CASES = {
     "filtered, tensor": (FILTERED, {"parallel": TENSOR}),
     "filtered, data": (FILTERED, {"job": DATA}),
     "a rank without samples": (ONE_SAMPLE_A_STEP, {"job": DATA}),
+    "corrected, tensor": (CORRECTED, {"parallel": TENSOR | {"sequence_parallel": True}}),
+    "corrected, data": (CORRECTED, {"job": DATA}),
+    "corrected, pipeline": (CORRECTED, {"parallel": PIPELINE}),
     "tied, tensor": ({"algorithm": FULL}, {"parallel": TENSOR}),
     "tied, pipeline": ({"algorithm": FULL}, {"parallel": PIPELINE}),
     "mixture, expert": ({"algorithm": FULL}, {"parallel": EXPERT, "job": DATA}),
@@ -49,6 +56,7 @@ CASES |= {
     for name in ("tensor and sequence", "data", "tied, pipeline", "mixture, tensor and expert")
 }
 FOUR_RANKS = {
+    "corrected, tensor x data": (CORRECTED, {"parallel": TENSOR, "job": {"actor_num_gpus_per_node": 4}}),
     "tensor x data": ({"algorithm": FULL}, {"parallel": TENSOR, "job": {"actor_num_gpus_per_node": 4}}),
     "pipeline x tensor, groups reloaded": (
         {"algorithm": FULL, "batch": {"micro_batch_size": 4}},

@@ -152,6 +152,16 @@ class PlainTraining:
             ])  # fmt: skip
         return ratio, whole, -(log_p.exp() * log_p).sum(1)
 
+    def _correction(self, difference: torch.Tensor, batch: TrainBatch, i: int) -> torch.Tensor:
+        """Bounded exp(old - rollout) of each response token, or of the sum or mean over those that are trained."""
+        a = self.config.algorithm
+        trained = difference[torch.from_numpy(batch.loss_masks[i])]
+        if a.tis_level != "token":
+            difference = (trained.sum() if a.tis_level == "sequence" else trained.mean()).expand_as(difference)
+        ratio = difference.exp()
+        inside = ((ratio >= a.tis_clip_low) & (ratio <= a.tis_clip)).float()
+        return ratio * inside if a.tis_mode == "mask" else ratio.clamp(a.tis_clip_low, a.tis_clip)
+
     def _loss(self, batch: TrainBatch, samples: Sequence[int], old: list[torch.Tensor] | None) -> torch.Tensor:
         a = self.config.algorithm
         per_sample = []
@@ -162,6 +172,8 @@ class PlainTraining:
             ratio, advantage = (new - before).exp(), float(batch.advantages[i])
             high = a.eps_clip if a.eps_clip_high is None else a.eps_clip_high
             loss = -torch.minimum(ratio * advantage, ratio.clamp(1 - a.eps_clip, 1 + high) * advantage)
+            if a.use_tis:
+                loss = loss * self._correction(before - torch.from_numpy(batch.rollout_log_probs[i]), batch, i)
             loss = loss - a.entropy_coef * entropy
             if a.kl_loss_coef:
                 with torch.no_grad():

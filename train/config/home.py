@@ -15,6 +15,7 @@ _PATHS = {
     "data": ("prompt_data",),
     "evaluation": ("eval_prompt_data",),
     "reward": ("user_code_dir",),
+    "sglang": ("sglang_config",),
     "output": ("output_dir", "save_hf"),
     "checkpoint": ("save", "load"),
     "offload": ("offload_dir",),

@@ -117,6 +117,21 @@ class AlgorithmConfig(Section):
         description="take the rollout's log-probabilities as the old policy's (default: on for engine torch in fp32, "
         "and where older weights sample: --rollout-mode, --partial-rollout, --keep-surplus-groups)",
     )
+    use_tis: bool = Field(
+        False,
+        description="weight each token's loss by exp(old - rollout) of its log-probabilities, bounded: a correction "
+        "for sampling from another distribution than the trainer's (truncated importance sampling)",
+    )
+    tis_clip: float = Field(2.0, gt=0, allow_inf_nan=False, description="upper bound of that weight")
+    tis_clip_low: float = Field(0.0, ge=0, allow_inf_nan=False, description="lower bound of that weight")
+    tis_mode: Literal["clip", "mask"] = Field(
+        "clip", description="weights outside the bounds are put on the bound, or are 0"
+    )
+    tis_level: Literal["token", "sequence", "geometric"] = Field(
+        "token",
+        description="a weight for each token, or one for all of a response: of the sum of its log-ratios, or of their "
+        "mean",
+    )
 
 
 class OptimizerSection(Section):

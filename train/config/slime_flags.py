@@ -24,7 +24,12 @@ _USE = {  # slime's option: what to give instead
     "num-gpus-per-node": "--actor-num-gpus-per-node and --rollout-num-gpus",
     "distributed-backend": "--accelerator; its backend follows from it",
     "use-distributed-optimizer": "leave it out: the optimizer is always distributed over the data-parallel ranks",
+    "use-rollout-routing-replay": "leave it out: no rollout engine here returns the experts that its router chose, so "
+    "the trainer routes anew; --use-tis corrects for what that changes",
+    "use-routing-replay": "leave it out: old and new policy are routed each by its own weights; --use-tis corrects for "
+    "what that changes",
     "use-rollout-entropy": "leave it out: the entropy is always in the metrics",
+    "custom-tis-function-path": "--tis-mode and --tis-level with --use-tis: masked and sequence-level corrections",
     "get-mismatch-metrics": "leave it out: train/train_rollout_logprob_abs_diff is always in the metrics",
     "disable-rewards-normalization": "--no-grpo-std-normalization: no division; the mean is always subtracted",
     "rollout-sample-filter-path": "--rollout-sample-hook-path, or --dynamic-sampling-filter-path for whole groups",
@@ -92,19 +97,19 @@ _LATER = {  # what this version does not do yet: its options
     """,
     "rollout engines that it does not start itself": """
         rollout-buffer-url rollout-buffer fetch-trajectory-retry-times
-        min-batch-collection-ratio prefill-num-servers sglang-config
+        min-batch-collection-ratio
     """,
     "such settings of rollout that runs ahead of training": """
         update-weights-interval keep-old-actor
     """,
-    "corrections for off-policy samples": """
-        use-tis tis-clip tis-clip-low custom-tis-function-path use-opsm opsm-delta eps-clip-c
+    "such corrections for off-policy samples": """
+        use-opsm opsm-delta eps-clip-c
     """,
     "records of what training computes, or of parts of a rollout": """
         load-debug-rollout-data-subsample save-debug-train-data dump-details
     """,
     "mixture-of-experts settings beside config.json": """
-        use-routing-replay use-rollout-routing-replay num-experts expert-tensor-parallel-size
+        num-experts expert-tensor-parallel-size
     """,
     "a critic": """
         value-clip gamma lambd num-critic-only-steps normalize-advantages

@@ -21,9 +21,10 @@ class MicroBatch:
     tokens, positions: int64 [B, S]. Right padding needs no mask under causal attention, and a sample whose tokens begin
     another sample's reads its logits there: short responses to one prompt often coincide. rows: int64 [T], where in the
     flattened [B * S] the logits of each trained token stand; targets: int64 [T]; weights (share of the loss) and
-    advantages: fp32 [T]; rollout_log_probs: fp32 [T] or None. kept_ids, kept_tokens: as ``kept_token_log_probs`` takes
-    them; has_kept: bool [T]; all None when nothing was filtered. ``old_log_probs`` and ``reference_log_probs`` (fp32
-    [T]) are filled in by forward passes before training, where they are needed.
+    advantages: fp32 [T]; rollout_log_probs: fp32 [T] or None; sample_of: int64 [T], which of ``num_samples`` samples a
+    token is of. kept_ids, kept_tokens: as ``kept_token_log_probs`` takes them; has_kept: bool [T]; all None when
+    nothing was filtered. ``old_log_probs`` and ``reference_log_probs`` (fp32 [T]) are filled in by forward passes
+    before training, where they are needed.
     """
 
     tokens: Tensor
@@ -33,6 +34,8 @@ class MicroBatch:
     weights: Tensor
     advantages: Tensor
     rollout_log_probs: Tensor | None
+    sample_of: Tensor
+    num_samples: int
     kept_ids: Tensor | None = None
     kept_tokens: Tensor | None = None
     has_kept: Tensor | None = None
@@ -91,6 +94,8 @@ class BatchOnDevice:
             weights=self._to_device(weights[sample]),
             advantages=self._to_device(self.batch.advantages[sample]),
             rollout_log_probs=None if log_probs is None else self._to_device(log_probs[flat]),
+            sample_of=self._to_device(place),
+            num_samples=len(samples),
             **self._kept(sample, position),
         )
 

@@ -23,6 +23,7 @@ class Tally:
     samples: int
     tokens: int
     measured_tokens: int = 0
+    corrected: bool = False  # with --use-tis
     grad_norms: list[float] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -57,6 +58,12 @@ class Tally:
             "train/num_samples": float(self.samples),
             "train/optimizer_steps": float(len(self.grad_norms)),
         }
+        if self.corrected:
+            metrics |= {
+                "train/tis_ratio_mean": sums["tis_ratio"] / tokens,
+                "train/tis_weight_mean": sums["tis_weight"] / tokens,
+                "train/tis_clip_fraction": sums["tis_clipped"] / tokens,
+            }
         if self.measured_tokens:
             largest = max_over_ranks(self._largest_difference, placement)
             metrics["train/train_rollout_logprob_abs_diff"] = totals[-1] / self.measured_tokens

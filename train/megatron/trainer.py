@@ -106,7 +106,9 @@ class MegatronTrainer:
         self._check_token_ids(data.highest_token_id())
         plan = optimizer_steps(data.active, self._config.batch, seed=self._config.job.seed, rollout_id=rollout_id)
         steps = [self._own_share(samples, data) for samples in plan]
-        tally = Tally(self._device, samples=len(data.active), tokens=int(data.trained_tokens.sum()))
+        corrected = self._config.algorithm.use_tis
+        tokens = int(data.trained_tokens.sum())
+        tally = Tally(self._device, samples=len(data.active), tokens=tokens, corrected=corrected)
         recompute = not self._takes_rollout_log_probs(batch)
         if batch.rollout_log_probs is not None and steps:
             tally.measured_tokens = tally.tokens if recompute else int(data.trained_tokens[plan[0]].sum())
@@ -189,6 +191,9 @@ class MegatronTrainer:
     def _takes_rollout_log_probs(self, batch: TrainBatch) -> bool:
         """Whether the rollout's log-probabilities stand for the old policy's; else a forward pass computes them."""
         wanted = self._config.algorithm.use_rollout_logprobs
+        if self._config.algorithm.use_tis:
+            _check_correctable(batch)
+            return False
         if wanted is None:
             engine, _ = choose_engine(self._config.rollout)
             exact = engine == "torch" and not self._config.model.bf16
@@ -249,3 +254,13 @@ class MegatronTrainer:
         tally.add_sums(sums for sums, _ in results)
         tally.add_differences(difference for _, difference in results if difference is not None)
         return self._optimizer.step(rate, where)
+
+
+def _check_correctable(batch: TrainBatch) -> None:
+    if batch.rollout_log_probs is None:
+        raise InputError("--use-tis compares with the rollout's log-probabilities, and the batch holds none")
+    if batch.kept_token_ids is not None:
+        raise InputError(
+            "--use-tis with kept token ids in the batch: tokens were sampled from a restricted distribution, and the "
+            "rollout's log-probabilities are of the whole one; leave one of them out"
+        )

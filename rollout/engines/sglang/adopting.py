@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from rollout.engines.pausing import PauseMode
-from rollout.engines.sglang.command import ServerSettings
+from rollout.engines.sglang.command import SAMPLING_MASK_TOKENS, ServerSettings
 from rollout.engines.sglang.server import SGLangServer
 from samples.errors import InputError
 
@@ -38,3 +38,10 @@ async def check_adopted(server: SGLangServer, settings: ServerSettings, tensor_p
             f"{server.name} has tensor parallel size {server.tensor_parallel_size}, --rollout-num-gpus-per-engine says "
             f"{tensor_parallel_size}; give {server.tensor_parallel_size}"
         )
+    if settings.needs_kept_ids:
+        needed, there = min(SAMPLING_MASK_TOKENS, settings.vocab_size), info.get("sampling_mask_max_tokens") or 0
+        if int(there) < needed:
+            raise InputError(
+                f"{server.name} gives the ids of at most {there} tokens that --rollout-top-p or --rollout-top-k kept, "
+                f"and training needs them all: start it with --sampling-mask-max-tokens {needed}, or leave both out"
+            )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,7 +13,7 @@ import torch
 from accel.contract import Accelerator
 from rollout.deploy.addresses import bracketed
 from rollout.deploy.config import SGLangConfig
-from rollout.deploy.description import WorkerType
+from rollout.deploy.disaggregation import Ports, role_arguments
 from rollout.deploy.layout import EnginePlan
 from rollout.deploy.overrides import checked_overrides, run_overrides
 from rollout.engines.pausing import PauseMode
@@ -36,15 +38,7 @@ class ServerSettings:
     trust_remote_code: bool = False
     pause_mode: PauseMode = PauseMode.RETRACT
     memory_saver: bool = False  # weights and cache can be given back while the server runs
-
-
-@dataclass(frozen=True)
-class Ports:
-    """All held for the server: HTTP, its process group's, and for a prefill server the one that decode ones ask."""
-
-    http: int
-    group: int
-    bootstrap: int | None = None
+    needs_kept_ids: bool = False  # top-p or top-k leave tokens out whose absence training has to know of
 
 
 def server_command(
@@ -59,8 +53,10 @@ def server_command(
     node_rank: int = 0,
     group_host: str | None = None,
     first_device: int | None = None,
+    encoders: Sequence[str] = (),
 ) -> list[str]:
-    """The command line of the engine's part on node ``node_rank`` of those it spans; ``group_host`` is its first node.
+    """The command line of the engine's part on node ``node_rank`` of those it spans; ``group_host`` is its first node,
+    ``encoders`` are the addresses of its model's encoder servers.
 
     ``first_device``: of the devices that the process sees, where they are not those of the plan.
     Later ones win: the accelerator's arguments, the run's settings, ``--sglang-overrides``, the group's overrides.
@@ -96,13 +92,11 @@ def server_command(
         arguments["base_gpu_id"] = plan.shares[node_rank].devices[0] if first_device is None else first_device
     if len(plan.shares) > 1:
         arguments |= {"nnodes": len(plan.shares), "node_rank": node_rank}
-    if plan.worker_type in (WorkerType.PREFILL, WorkerType.DECODE):
-        arguments["disaggregation_mode"] = plan.worker_type.value
-        if ports.bootstrap is not None:
-            arguments["disaggregation_bootstrap_port"] = ports.bootstrap
-    arguments |= run_overrides(config) | checked_overrides(
-        plan.overrides, f"overrides of group {plan.group} of model {plan.model}"
-    )
+    arguments |= role_arguments(plan, ports, encoders)
+    where = f"overrides of group {plan.group} of model {plan.model}"
+    given = run_overrides(config) | checked_overrides(plan.overrides, where)
+    _check_bounds(given, arguments, where if plan.overrides else "--sglang-overrides")
+    arguments |= given
     if settings.pause_mode is PauseMode.IN_PLACE and not arguments["disable_radix_cache"]:
         raise InputError(
             "disable_radix_cache=false among SGLang's arguments: --pause-generation-mode in_place would leave the "
@@ -112,6 +106,19 @@ def server_command(
     for name, value in arguments.items():
         command += _as_flag(name, value)
     return command
+
+
+def _check_bounds(given: Mapping[str, Any], needed: Mapping[str, Any], where: str) -> None:
+    """Of what requests count on, an override may give more, never less."""
+    for name in ("context_length", "sampling_mask_max_tokens"):
+        if name not in given:
+            continue
+        try:
+            enough = int(given[name]) >= needed[name]
+        except (TypeError, ValueError):
+            enough = False
+        if not enough:
+            raise InputError(f"{where}: {name} {given[name]} is less than the run needs, {needed[name]}; leave it out")
 
 
 def server_environment(accelerator: Accelerator, settings: ServerSettings) -> dict[str, str]:
@@ -133,5 +140,10 @@ def _as_flag(name: str, value: Any) -> list[str]:
     if value is True:
         return [flag]
     if isinstance(value, list | tuple):
-        return [flag, *map(str, value)]
-    return [flag, str(value)]
+        return [flag, *(_word(item) for item in value)]
+    return [flag, _word(value)]
+
+
+def _word(value: Any) -> str:
+    """As SGLang reads it: a table as JSON."""
+    return json.dumps(value) if isinstance(value, dict) else str(value)

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Coroutine, Mapping
 from itertools import count
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import torch
 
 from accel.comm.backend_strings import weight_update_backend
 from accel.contract import Accelerator
-from rollout.deploy.addresses import base_url, parse_address
 from rollout.deploy.config import ServerChannel, SGLangConfig
 from rollout.deploy.hosts import LocalSpawner, Spawner
-from rollout.deploy.layout import EnginePlan, Layout
+from rollout.deploy.layout import Layout
 from rollout.deploy.ports import PortLease
-from rollout.deploy.router import AFFINITY_HEADER, Router, Worker
+from rollout.deploy.router import AFFINITY_HEADER, Router
 from rollout.engines.errors import EngineError
 from rollout.engines.pausing import PauseMode
 from rollout.engines.protocol import (
@@ -29,16 +29,11 @@ from rollout.engines.protocol import (
     GenerateRequest,
     GenerateResult,
 )
-from rollout.engines.sglang.adopting import EXTERNAL_FLAG, check_adopted
-from rollout.engines.sglang.command import (
-    SAMPLING_MASK_TOKENS,
-    Ports,
-    ServerSettings,
-    server_command,
-    server_environment,
-)
+from rollout.engines.sglang.adopting import check_adopted
+from rollout.engines.sglang.command import SAMPLING_MASK_TOKENS, ServerSettings
 from rollout.engines.sglang.group_channel import open_group_channel
 from rollout.engines.sglang.http import HttpClient, Refusal, Unreachable
+from rollout.engines.sglang.planned import ServerMaker
 from rollout.engines.sglang.recovery import Recovery
 from rollout.engines.sglang.requests import check_tokens, limit_of, needs_kept_ids, read_answer, request_body
 from rollout.engines.sglang.server import SGLangServer, all_of, first_failure
@@ -77,15 +72,22 @@ class SGLangEngine:
         for plan in self._model.engines:
             if len(plan.shares) > 1:
                 raise InputError(f"engine {plan.name} spans nodes; this version starts servers on one machine only")
+            if spawner is None and plan.shares[0].node > 0:
+                raise InputError(
+                    f"engine {plan.name} lies on node {plan.shares[0].node}, and all servers are started on this "
+                    "machine: give --launcher ray and --rollout-num-gpus, or describe devices of one node"
+                )
         self._ports = PortLease()
         self._spawner = spawner or LocalSpawner(self._ports)
         self._client = HttpClient(connections=settings.max_running_requests * max(1, len(self._model.engines)))
-        self._servers: list[SGLangServer] = []
+        self._servers: list[SGLangServer] = []  # those that generate
+        self._encoders: list[SGLangServer] = []
         self._router: Router | None = None
         self._recovery: Recovery | None = None
         self._channel: WeightChannel | None = None  # distributed: opened once the trainer is there
+        written = log_dir / f"weights-{self._model.name}"
         if weight_channel == "disk":
-            self._channel = DiskChannel(log_dir / "weights", settings.model_dir, flush=self._flushes)
+            self._channel = DiskChannel(written, settings.model_dir, flush=self._flushes)
         elif weight_channel == "tensor":
             self._channel = TensorChannel(flush=self._flushes)
         self._expected: ExpectedWeights | None = None
@@ -103,7 +105,7 @@ class SGLangEngine:
     def capabilities(self) -> EngineCapabilities:
         frees = self._accelerator.capabilities.memory_saver and self._settings.memory_saver
         return EngineCapabilities(
-            returns_kept_token_ids=True,
+            returns_kept_token_ids=not self._model.disaggregated,  # they come from a server that is asked directly
             frees_memory=frees,
             keeps_requests_across_updates=True,
             keeps_cache_across_updates=True,
@@ -122,6 +124,14 @@ class SGLangEngine:
     @property
     def servers(self) -> list[SGLangServer]:
         return list(self._servers)
+
+    @property
+    def model_routers(self) -> dict[str, tuple[str, int]]:
+        """(host, port) of the router by its model's name, for functions of the user's that ask servers themselves."""
+        parts = urlsplit(self.router.url)
+        assert parts.hostname is not None
+        assert parts.port is not None
+        return {self._model.name: (parts.hostname, parts.port)}
 
     @property
     def router(self) -> Router:
@@ -148,18 +158,14 @@ class SGLangEngine:
             disaggregated=self._model.disaggregated,
         )
         try:
-            self._servers = [await self._planned(plan) for plan in self._model.engines]
-            self._servers += [self._external(address) for address in self._model.external_engine_addrs]
-            for server in self._servers:
-                server.launch()
-            waits = [server.wait_ready(self._config.sglang_start_timeout) for server in self._servers]
-            await first_failure(self._router.start(), *waits)
+            await self._start_servers(self._router)
             for server in self._servers:
                 if not server.ours:
                     await check_adopted(server, self._settings, self._model.num_gpus_per_engine)
-                await self._router.register(Worker(server.url))
+                assert server.worker is not None
+                await self._router.register(server.worker)
             self._recovery = Recovery(
-                self._servers,
+                [*self._encoders, *self._servers],
                 self._router,
                 self._restore,
                 interval=self._config.rollout_health_check_interval,
@@ -172,14 +178,38 @@ class SGLangEngine:
             await self.stop()
             raise
 
+    async def _start_servers(self, router: Router) -> None:
+        """All at once, but for encoders, which the others ask from their start on."""
+        maker = ServerMaker(
+            model=self._model,
+            settings=self._settings,
+            config=self._config,
+            accelerator=self._accelerator,
+            python=self._python,
+            log_dir=self._log_dir,
+            client=self._client,
+            spawner=self._spawner,
+        )
+        waves = await maker.waves()
+        made = [server for wave in waves for server in wave]
+        self._servers = [server for server in made if server.worker is not None]
+        self._encoders = [server for server in made if server.worker is None]
+        first: list[Coroutine[Any, Any, None]] = [router.start()]
+        for wave in waves:
+            for server in wave:
+                server.launch()
+            timeout = self._config.sglang_start_timeout
+            await first_failure(*first, *(server.wait_ready(timeout) for server in wave))
+            first = []
+
     async def stop(self) -> None:
-        router, servers = self._router, self._servers
+        router, servers = self._router, [*self._servers, *self._encoders]
         if router is None:
             return
         recovery, self._recovery = self._recovery, None
         if recovery is not None:
             await recovery.stop()
-        self._router, self._servers = None, []
+        self._router, self._servers, self._encoders = None, [], []
         try:
             await all_of(router.stop(), *(server.stop() for server in servers))
         finally:
@@ -340,8 +370,9 @@ class SGLangEngine:
             self._running().let_go("memory")
 
     async def health(self) -> EngineHealth:
-        alive = await asyncio.gather(*(self._is_alive(server) for server in self._servers))
-        dead = [server.name for server, well in zip(self._servers, alive, strict=True) if not well]
+        every = [*self._servers, *self._encoders]
+        alive = await asyncio.gather(*(self._is_alive(server) for server in every))
+        dead = [server.name for server, well in zip(every, alive, strict=True) if not well]
         detail = "not running" if not alive else f"no answer from {', '.join(dead)}" if dead else self._update_failure
         return EngineHealth(
             alive=bool(alive) and not dead,
@@ -375,27 +406,6 @@ class SGLangEngine:
 
     def _updated(self) -> list[SGLangServer]:
         return self._servers if self._model.updates_weights else []
-
-    async def _planned(self, plan: EnginePlan) -> SGLangServer:
-        host = await self._spawner.host_of(plan)
-        ports = Ports(http=await host.take_port(), group=await host.take_port())
-        command = server_command(
-            self._python,
-            plan,
-            self._settings,
-            self._config,
-            self._accelerator,
-            host=host.address,
-            ports=ports,
-            first_device=host.first_device,
-        )
-        environment = server_environment(self._accelerator, self._settings)
-        program = host.program(f"server {plan.name}", command, self._log_dir / f"{plan.name}.log", environment)
-        return SGLangServer(f"server {plan.name}", base_url(host.address, ports.http), self._client, program)
-
-    def _external(self, address: str) -> SGLangServer:
-        host, port = parse_address(address, EXTERNAL_FLAG)
-        return SGLangServer(f"{EXTERNAL_FLAG} {address}", base_url(host, port), self._client)
 
     def _least_busy(self) -> str:
         down = self._running().down

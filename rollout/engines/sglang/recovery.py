@@ -7,7 +7,7 @@ import contextlib
 import time
 from collections.abc import Awaitable, Callable, Sequence
 
-from rollout.deploy.router import Router, Worker
+from rollout.deploy.router import Router
 from rollout.engines.errors import EngineError
 from rollout.engines.sglang.server import SGLangServer
 
@@ -126,8 +126,9 @@ class Recovery:
         await server.stop()
         server.launch()
         await server.wait_ready(self._start_timeout)
-        await self._restore(server)
-        await self._router.register(Worker(server.url))
+        if server.worker is not None:
+            await self._restore(server)
+            await self._router.register(server.worker)
         self._unanswered[server.name] = 0
         self.down.discard(server.url)
         self._note(f"{server.name} is back")

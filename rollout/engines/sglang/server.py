@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
 
 from rollout.deploy.hosts import Program
+from rollout.deploy.router import Worker
 from rollout.engines.errors import EngineError
 from rollout.engines.sglang.http import HttpClient
 from rollout.engines.sglang.memory_tags import server_tags
@@ -30,17 +32,28 @@ class SGLangServer:
     """``process`` is None for a server that somebody else started: it is used, and left running.
 
     ``update_session``: whether tensors are sent between begin_weight_update and end_weight_update, which servers from
-    0.5.23 on demand and older ones do not know.
+    0.5.23 on demand and older ones do not know. ``worker``: what the router is told of it; None for an encoder of
+    images, which answers no requests of ours and keeps its weights. ``launched_at`` and ``ready_at`` are of the
+    last start, in seconds of the monotonic clock.
     """
 
-    def __init__(self, name: str, url: str, client: HttpClient, process: Program | None = None) -> None:
-        self.name, self.url = name, url
+    def __init__(
+        self,
+        name: str,
+        url: str,
+        client: HttpClient,
+        process: Program | None = None,
+        *,
+        worker: Worker | None,
+    ) -> None:
+        self.name, self.url, self.worker = name, url, worker
         self._client, self._process = client, process
         self.update_session = False
         self._in_session = False
         self.tensor_parallel_size = 1
         self.version = "unknown"
         self._paths: frozenset[str] = frozenset()
+        self.launched_at = self.ready_at = 0.0
 
     @property
     def ours(self) -> bool:
@@ -54,6 +67,7 @@ class SGLangServer:
 
     def launch(self) -> None:
         self._in_session = False
+        self.launched_at = time.monotonic()
         if self._process is not None:
             self._process.start()
 
@@ -64,7 +78,9 @@ class SGLangServer:
                 raise InputError(f"{self.name}: {self.url}/health does not answer; start the server, or leave it out")
         else:
             await self._process.wait_ready(self.is_healthy, timeout, "--sglang-start-timeout")
-        await self._probe()
+        if self.worker is not None:
+            await self._probe()
+        self.ready_at = time.monotonic()
 
     async def _probe(self) -> None:
         """Ask it what it has: endpoints and version."""

@@ -56,6 +56,9 @@ def _idle(config: RunConfig) -> Iterator[_Idle]:
     if config.algorithm.kl_loss_coef == 0:
         why = "there is no KL loss to estimate; give --kl-loss-coef above 0 too"
         yield _Idle(("kl_loss_type",), ("kl_loss_coef",), why)
+    if not config.algorithm.use_tis:
+        why = "nothing is corrected for what the rollout sampled from; give --use-tis too"
+        yield _Idle(("tis_clip", "tis_clip_low", "tis_mode", "tis_level"), ("use_tis",), why)
     optimizer = config.optimizer
     if optimizer.optimizer == "stateless-adam":
         why = "--optimizer stateless-adam keeps no moments, so nothing decays; leave it out"

@@ -11,7 +11,7 @@ from train.config.checks.debug import debug_problems
 from train.config.checks.devices import device_problems, launcher_problems
 from train.config.checks.effects import effect_problems
 from train.config.checks.evaluation import evaluation_problems
-from train.config.checks.learning import learning_rate_problems, reference_problems
+from train.config.checks.learning import correction_problems, learning_rate_problems, reference_problems
 from train.config.checks.overlap import overlap_problems
 from train.config.checks.paths import model_and_prompt_problems, output_problems
 from train.config.checks.profiling import profiling_problems
@@ -40,6 +40,7 @@ CHECKS = (
     micro_batch_problems,
     learning_rate_problems,
     reference_problems,
+    correction_problems,
     output_problems,
     saving_problems,
     debug_problems,

@@ -26,3 +26,28 @@ def reference_problems(config: RunConfig) -> Iterator[str]:
     if config.algorithm.kl_loss_coef == 0:
         yield f"--ref-load {reference} is used for the KL loss only; give --kl-loss-coef above 0 too, or leave it out"
     yield from checkpoint_problems("--ref-load", reference)
+
+
+def correction_problems(config: RunConfig) -> Iterator[str]:
+    algorithm, rollout = config.algorithm, config.rollout
+    if not algorithm.use_tis:
+        return
+    if algorithm.tis_clip_low >= algorithm.tis_clip:
+        yield (
+            f"--tis-clip-low {algorithm.tis_clip_low:g} is not below --tis-clip {algorithm.tis_clip:g}; weights lie "
+            "around 1, so use a bound below it and one above"
+        )
+    if algorithm.use_rollout_logprobs:
+        yield (
+            "--use-tis with --use-rollout-logprobs: the correction compares the trainer's own old log-probabilities "
+            "with the rollout's, and would always be 1; leave one out"
+        )
+    for flag, value, on in (
+        ("--rollout-top-p", rollout.rollout_top_p, rollout.rollout_top_p < 1),
+        ("--rollout-top-k", rollout.rollout_top_k, rollout.rollout_top_k > 0),
+    ):
+        if on and not config.debug.replays:
+            yield (
+                f"{flag} {value:g} with --use-tis: tokens are sampled from the kept ones, and the rollout's "
+                "log-probabilities are of the whole distribution; leave one out"
+            )
