@@ -384,7 +384,11 @@ class RayRuntime:
         assert self._released is not None
         started = time.perf_counter()
         self._make_trainers(self._released.latest or self._resume)
-        ray.get([trainer.ready.remote() for trainer in self._trainers])
+        try:
+            ray.get([trainer.ready.remote() for trainer in self._trainers])
+        except KeyboardInterrupt:
+            self._start_interrupted = True  # what is being made is not asked to close
+            raise
         if self._updater is not None:
             self._updater.open(self._updater.plan)
         return {"perf/remake_train_time": time.perf_counter() - started}
