@@ -121,6 +121,7 @@ def test_a_killed_one_step_off_run_goes_on_as_if_it_had_not_been(tmp_path: Path,
 @pytest.mark.parametrize("pause", ["in_place", pytest.param("retract", marks=pytest.mark.nightly)])
 def test_responses_that_several_versions_wrote_say_so_in_recordings_and_metrics(tmp_path: Path, pause: str) -> None:
     longer = ("--rollout-max-response-len", "48", "--rollout-min-response-len", "48")
+    longer += ("--engine-max-running-requests", "4")  # so that a rollout takes longer than a training step
     argv = [*_argv(tmp_path, "fully-async", "inline"), *longer, "--pause-generation-mode", pause]
     _finish(argv)
     samples = [

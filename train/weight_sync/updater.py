@@ -38,6 +38,7 @@ class WeightUpdater:
         self._calls, self._check_equal, self._note = calls, check_equal, note
         self._plan: UpdatePlan | None = None
         self._retried = 0
+        self._broke_off = False  # the last update; the channel may be in the middle of something
 
     @property
     def plan(self) -> UpdatePlan:
@@ -50,6 +51,7 @@ class WeightUpdater:
         self._plan = plan
         offer: Offer | None = self._wait("open", *self._calls.sending("open", plan))[0]
         self._wait("open", *self._calls.sending("connect"), self._calls.receiving("open", plan, offer))
+        self._broke_off = False
 
     def update(self, version: int) -> dict[str, float]:
         """Make ``version`` what the engine answers from. Metrics: bytes that travelled, and tries since the start that
@@ -72,6 +74,8 @@ class WeightUpdater:
         }
 
     def _whole(self, version: int) -> Summary:
+        if self._broke_off:
+            self.open(self.plan)
         left = self.plan.retries
         while True:
             try:
@@ -155,6 +159,7 @@ class WeightUpdater:
 
         Whether both have heard it: then neither is in the middle of anything, and an update may begin anew.
         """
+        self._broke_off = True
         reason = f"the update to weight version {version} failed: {error}"
         heard = [False, False]
         with contextlib.suppress(Exception):
