@@ -72,8 +72,8 @@ def test_values_have_toml_types_and_none_clears(read):
         ("rollout_top_p = 1.0\nrollout-top-p = 0.9\n", "given more than once"),
         ("rollout = 3\n", "line 1: rollout: is a table of settings"),
         (
-            "use_tis = true\n",
-            "use_tis: slime's setting, not one of accelrl's: this version has no corrections for off-policy samples",
+            'fp8_recipe = "x"\n',
+            "fp8_recipe: slime's setting, not one of accelrl's: this version has no low-precision training",
         ),
         ("seed = \n", "not valid TOML"),
         (b"seed = 1 # \xff\n", "not UTF-8 text (byte 11)"),

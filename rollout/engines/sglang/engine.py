@@ -243,7 +243,8 @@ class SGLangEngine:
         text_of = self._detokenizer
         result = read_answer(request, answer, _version, lambda ids: text_of.decode_batch([ids])[0])
         self._generated += len(result.output_ids)
-        self._old_cache_tokens += sum(tokens for _, tokens in result.spans[1:])
+        if not self._flushes:
+            self._old_cache_tokens += sum(tokens for _, tokens in result.spans[1:])
         return result
 
     async def _answer(self, router: Router, request: GenerateRequest, body: dict[str, Any]) -> Any:
