@@ -14,6 +14,7 @@ BENCHMARKS: dict[str, list[str]] = {
     "sample_hooks": [],
     "async_rollout": [],
     "process_groups": [],
+    "offload": [],
     "model_io": [],
     "decode": ["--threads", "1"],
     "train_step": [],
