@@ -12,7 +12,7 @@ from samples.model_files import load_config
 from tests.train.model_cases import EVERY_MODEL, load, save_tiny
 from train.config.run import RunConfig
 from train.config.sections import ModelConfig
-from train.megatron.weights.directory import check_target
+from train.megatron.weights.directory import all_finite, check_target
 from train.megatron.weights.saving import save_hf
 
 pytestmark = pytest.mark.usefixtures("one_rank")
@@ -108,3 +108,11 @@ def test_weights_that_are_no_numbers_are_written_and_named(tmp_path, capsys):
     assert "model.layers.1.mlp.down_proj.weight has values that are no numbers" in capsys.readouterr().err
     save(load(tmp_path / "in"), tmp_path / "whole", tmp_path / "in")
     assert capsys.readouterr().err.count("accelrl:") == 0
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("values", [[float("inf"), float("-inf")], [float("nan"), 1.0], [2.0, float("-inf")]])
+def test_every_value_that_is_no_number_is_seen_and_a_sum_that_overflows_is_none(dtype, values):
+    assert not all_finite(torch.tensor(values, dtype=dtype))
+    assert all_finite(torch.full((3, 5), torch.finfo(dtype).max, dtype=dtype))
+    assert all_finite(torch.tensor([-0.0, 1e-40], dtype=dtype))
