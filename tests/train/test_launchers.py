@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -60,6 +61,8 @@ def test_two_trainer_ranks_start_as_one_does(tmp_path: Path, layout: tuple[str, 
         del os.environ["ACCELRL_CPU_DEVICES"]
     assert two.returncode == 0, two.stderr
     assert one.returncode == 0, one.stderr
+    assert re.search(r"weights read: rank 0 0\.\d MB in \d+ tensors; rank 1 0\.\d MB", two.stdout)
+    assert re.search(r"weights read: rank 0 0\.\d MB in \d+ tensors$", one.stdout, re.MULTILINE)
     first_of_two, first_of_one = _metrics(tmp_path / "two")[0], _metrics(tmp_path / "one")[0]
     assert first_of_two["rollout/raw_reward"] == first_of_one["rollout/raw_reward"]
     for key in ("train/loss", "train/grad_norm", "train/entropy"):

@@ -242,6 +242,10 @@ def unsupported_rope(parameters: Any) -> str | None:
     return None
 
 
+def _only_larger(asked: int | None, what: str) -> str | None:
+    return f"{what} (Gemma 4 E2B and E4B) is not implemented; the larger models have none" if asked else None
+
+
 def _unsupported(hf_config: Any) -> str | None:
     cap = hf_config.final_logit_softcapping
     if cap is not None and not cap > 0:
@@ -314,10 +318,13 @@ FAMILY = ModelFamily(
             "attention_bias": (False,),
             "attention_dropout": (0.0, None),
             "use_bidirectional_attention": (None, "vision"),  # of images only
-            "hidden_size_per_layer_input": (0, None),
-            "num_kv_shared_layers": (0,),
         },
-        checks={"rope_parameters": unsupported_rope, "layer_types": unsupported_kinds},
+        checks={
+            "rope_parameters": unsupported_rope,
+            "layer_types": unsupported_kinds,
+            "hidden_size_per_layer_input": lambda size: _only_larger(size, "an embedding of its own for each layer"),
+            "num_kv_shared_layers": lambda layers: _only_larger(layers, "layers that take keys and values of others"),
+        },
         # the two go with embeddings for each layer and with layers that share keys and values
         without_effect=WITHOUT_EFFECT | {"vocab_size_per_layer_input", "use_double_wide_mlp"},
         together=_unsupported,
