@@ -13,6 +13,7 @@ from samples.errors import InputError
 from train.config.checks import validate
 from train.config.settings import build
 from train.prepare import with_absolute_paths, without_places
+from train.roles import rollout_settings
 from train.servers import resolve_server_devices, resolve_server_logs
 
 
@@ -63,6 +64,21 @@ def test_a_description_of_servers_is_planned_with_the_runs_flags(tmp_path):
     assert "engines of 2 need a multiple of 2 devices, 3 are available" in problems(sglang_config=wrong)
     resolved = with_absolute_paths(build({"rollout_engine": "sglang", "sglang_config": "x.yaml"}))
     assert resolved.sglang.sglang_config == str(Path("x.yaml").absolute())
+
+
+def test_the_rollout_worker_gets_the_described_layout_and_frozen_models_take_no_turns(tmp_path):
+    text = (
+        "models:\n- {name: actor, num_gpus_per_engine: 2, server_groups: [{num_gpus: 4}]}\n"
+        "- {name: judge, model_path: /m, server_groups: [{num_gpus: 1}]}\n"
+    )
+    given = {"sglang_config": write(tmp_path / "a.yaml", text), "hf_checkpoint": "/models/a", "rollout_threads": 1}
+    layout = rollout_settings(build({"rollout_engine": "sglang"} | given)).layout
+    assert [(engine.name, engine.num_devices) for engine in layout.engines] == [
+        ("actor-0-regular-0", 2),
+        ("actor-0-regular-1", 2),
+        ("judge-0-regular-0", 1),
+    ]
+    assert "with frozen models (judge, --sglang-config)" in problems(sglang_config=given["sglang_config"], offload=True)
 
 
 def test_prefill_and_decode_apart_are_refused_with_kept_ids_and_on_the_cpu():
