@@ -56,7 +56,8 @@ def micro_batches(samples: Indices, lengths: NDArray[np.int64], config: BatchCon
     """Splits one rank's samples of one step into micro-batches of neighbours in length, longest first.
 
     Sorting by length keeps padding small. By count (``--micro-batch-size``), or with ``--use-dynamic-batch-size`` as
-    many as fit into ``--max-tokens-per-gpu`` once padded to the longest; a longer sequence makes a micro-batch alone.
+    many as fit into ``--max-tokens-per-gpu`` once padded to the longest, or packed (``--qkv-format thd``); a longer
+    sequence makes a micro-batch alone.
     """
     ordered = samples[np.argsort(-lengths[samples], kind="stable")]
     if not config.use_dynamic_batch_size:
@@ -66,7 +67,10 @@ def micro_batches(samples: Indices, lengths: NDArray[np.int64], config: BatchCon
     assert budget is not None, "checked by the configuration: --use-dynamic-batch-size needs --max-tokens-per-gpu"
     result, start = [], 0
     while start < len(ordered):
-        size = max(1, budget // int(lengths[ordered[start]]))
+        if config.qkv_format == "thd":
+            size = max(1, int(np.searchsorted(np.cumsum(lengths[ordered[start:]]), budget, side="right")))
+        else:
+            size = max(1, budget // int(lengths[ordered[start]]))
         result.append(ordered[start : start + size])
         start += size
     return result

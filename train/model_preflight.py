@@ -17,6 +17,7 @@ def check_trained_model(config: RunConfig) -> None:
     from train.megatron.layout import check_layout
     from train.megatron.model import load_hf_config
     from train.megatron.models import family_of
+    from train.megatron.recomputation import check_recompute
     from train.megatron.weights.loading import check_weights
 
     directory, trusted = config.model.hf_checkpoint, config.model.trust_remote_code
@@ -24,6 +25,7 @@ def check_trained_model(config: RunConfig) -> None:
     hf_config = load_hf_config(directory, trusted)
     family = family_of(hf_config)
     check_layout(hf_config, config.parallel)
+    check_recompute(hf_config, config.recompute, config.parallel.pipeline_model_parallel_size)
     check_weights(family, hf_config, directory)
     reference = config.model.ref_load
     if reference is not None and config.algorithm.kl_loss_coef > 0:

@@ -9,7 +9,12 @@ from train.config.sections import BatchConfig
 lengths_of_samples = st.lists(st.integers(2, 50), min_size=1, max_size=40).map(np.array)
 batch_configs = st.one_of(
     st.builds(BatchConfig, micro_batch_size=st.one_of(st.none(), st.integers(1, 9))),
-    st.builds(BatchConfig, use_dynamic_batch_size=st.just(True), max_tokens_per_gpu=st.integers(1, 300)),
+    st.builds(
+        BatchConfig,
+        use_dynamic_batch_size=st.just(True),
+        max_tokens_per_gpu=st.integers(1, 300),
+        qkv_format=st.sampled_from(["bshd", "thd"]),
+    ),
 )
 
 
@@ -69,6 +74,15 @@ def test_dynamic_micro_batches_keep_their_token_budget_padding_included(lengths:
     config = BatchConfig(use_dynamic_batch_size=True, max_tokens_per_gpu=budget)
     for batch in micro_batches(np.arange(len(lengths)), lengths, config):
         assert len(batch) == 1 or len(batch) * lengths[batch].max() <= budget
+
+
+@given(lengths_of_samples, st.integers(1, 300))
+def test_packed_micro_batches_are_as_full_as_their_token_budget_allows(lengths: np.ndarray, budget: int):
+    config = BatchConfig(use_dynamic_batch_size=True, max_tokens_per_gpu=budget, qkv_format="thd")
+    batches = micro_batches(np.arange(len(lengths)), lengths, config)
+    for batch, following in zip(batches, [*batches[1:], None], strict=True):
+        assert len(batch) == 1 or lengths[batch].sum() <= budget
+        assert following is None or lengths[batch].sum() + lengths[following[0]] > budget
 
 
 def test_micro_batches_hold_neighbours_in_length():

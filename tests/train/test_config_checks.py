@@ -278,6 +278,9 @@ WITHOUT_EFFECT = [
     ({"wandb_name": "first"}, "--wandb-name first: nothing is logged"),
     ({"reload_process_groups": True}, "--reload-process-groups: one trainer device has no collectives"),
     ({"reload_process_groups": True, "tensor_model_parallel_size": 2, "debug_rollout_only": True}, "does not both"),
+    ({"recompute_num_layers": 2}, "--recompute-num-layers 2: that is a choice of --recompute-granularity full"),
+    ({"recompute_granularity": "selective", "recompute_method": "block"}, "--recompute-method block: that is a choice"),
+    ({"recompute_modules": ("mlp",)}, "that is a choice of --recompute-granularity selective"),
     ({"run_name": "mine", "output_dir": "there"}, "--run-name mine: names the default output directory"),
 ]  # fmt: skip
 
@@ -311,6 +314,9 @@ def test_settings_of_an_evaluation_without_prompts_are_refused(model_dir, prompt
         {"run_name": "mine"},
         {"reload_process_groups": True, "tensor_model_parallel_size": 2},
         {"lr_warmup_iters": 5, "num_rollout": 2},
+        {"recompute_granularity": "full", "recompute_method": "block", "recompute_num_layers": 1},
+        {"recompute_granularity": "selective", "recompute_modules": ("core_attn", "mlp")},
+        {"qkv_format": "thd"},
     ],
 )
 def test_a_value_that_has_an_effect_is_accepted(values):

@@ -57,6 +57,32 @@ def test_every_trained_token_reads_the_logits_of_its_own_prefix(pairs, width_mul
     assert rows <= max(len(chosen), 1)
 
 
+@given(samples, st.integers(1, 4))
+def test_packed_sequences_follow_one_another_without_padding(pairs, width_multiple):
+    batch = batch_of(pairs)
+    padded = BatchOnDevice(batch, torch.device("cpu"))
+    packed = BatchOnDevice(batch, torch.device("cpu"), width_multiple, packed=True)
+    chosen = packed.active
+    weights = np.arange(len(pairs), dtype=np.float32)
+    one, other = padded.micro_batch(chosen, weights), packed.micro_batch(chosen, weights)
+    sequences, _ = packed._distinct(chosen)
+    needed = sum(len(batch.tokens[i]) - 1 for i in sequences)
+    rows, width = other.tokens.shape
+    assert rows == 1
+    assert width == -(-max(needed, 1) // width_multiple) * width_multiple
+    starts = other.bounds[:-1]
+    assert other.bounds[-1] == width
+    sequence_of = torch.searchsorted(other.bounds, other.rows, right=True) - 1
+    for token, row in enumerate(other.rows.tolist()):
+        start = int(starts[sequence_of[token]])
+        line, column = divmod(int(one.rows[token]), one.tokens.shape[1])
+        prefix = one.tokens[line, : column + 1]
+        assert torch.equal(other.tokens[0, start : row + 1], prefix)
+        assert other.positions[0, start : row + 1].tolist() == list(range(row + 1 - start))
+    for name in ("targets", "weights", "advantages", "rollout_log_probs"):
+        assert torch.equal(getattr(one, name), getattr(other, name))
+
+
 @given(samples)
 def test_no_sequence_is_run_that_begins_another(pairs):
     data = BatchOnDevice(batch_of(pairs), torch.device("cpu"))

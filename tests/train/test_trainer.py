@@ -201,3 +201,69 @@ def test_what_is_saved_is_a_transformers_model_of_the_trained_weights(model_dir,
     before = Qwen3ForCausalLM.from_pretrained(model_dir).state_dict()
     assert all(torch.equal(saved[name], tensor) for name, tensor in weights.items())
     assert any(not torch.equal(before[name], tensor) for name, tensor in weights.items())
+
+
+PACKED = {"qkv_format": "thd", "num_steps_per_rollout": 2}
+RECOMPUTED = [
+    {"recompute_granularity": "full"},
+    {"recompute_granularity": "full", "recompute_method": "block", "recompute_num_layers": 1},
+    {"recompute_granularity": "full", "recompute_num_layers": 2},
+    {"recompute_granularity": "selective"},
+    {"recompute_granularity": "selective", "recompute_modules": ["core_attn", "mlp"]},
+]
+
+
+@pytest.mark.parametrize("budget", [{}, {"use_dynamic_batch_size": True, "max_tokens_per_gpu": 30}])
+def test_packed_sequences_equal_plain_training(model_dir, budget):
+    config = run_config(model_dir, batch=PACKED | budget, algorithm={"kl_loss_coef": 0.1})
+    assert_equal_training(config, batches_of(model_dir, 2))
+
+
+@pytest.mark.parametrize("recompute", RECOMPUTED, ids=str)
+def test_recomputed_activations_equal_plain_training(model_dir, recompute):
+    config = run_config(model_dir, recompute=recompute, batch={"num_steps_per_rollout": 2})
+    assert_equal_training(config, batches_of(model_dir, 2))
+
+
+@pytest.mark.parametrize(("recompute", "calls"), [({}, 1), (RECOMPUTED[0], 2), (RECOMPUTED[1], 2), (RECOMPUTED[3], 2)])
+def test_a_recomputed_part_runs_once_more_in_the_backward_pass(model_dir, recompute, calls):
+    trainer = make_trainer(run_config(model_dir, recompute=recompute))
+    try:
+        count = 0
+
+        def counted(*_: object) -> None:
+            nonlocal count
+            count += 1
+
+        trainer._model.decoder.layers[0].self_attention.core_attention.register_forward_hook(counted)
+        trainer.train(make_batch(model_dir), 0)
+        assert count == calls
+    finally:
+        trainer.close()
+
+
+def test_experts_recomputed_equal_plain_training(tmp_path):
+    write_model(tmp_path, mixture=True)
+    config = run_config(
+        tmp_path, recompute={"recompute_granularity": "selective", "recompute_modules": ["core_attn", "moe"]}
+    )
+    batches = batches_of(tmp_path, 2)
+    plain = PlainTraining(config)
+    for rollout_id, metrics in enumerate(train(config, batches)):
+        values = plain.train(batches[rollout_id], rollout_id)
+        assert metrics["train/loss"] == pytest.approx(values["loss"][0], rel=1e-5, abs=1e-6)
+        assert metrics["train/grad_norm"] == pytest.approx(values["grad_norm"][0], rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("recompute", "mixture", "message"),
+    [
+        ({"recompute_granularity": "full", "recompute_num_layers": 3}, False, "--recompute-num-layers 3: a pipeline"),
+        ({"recompute_granularity": "selective", "recompute_modules": ["moe"]}, False, "has no experts; use mlp"),
+        ({"recompute_granularity": "selective", "recompute_modules": ["mlp"]}, True, "has experts; use moe"),
+    ],
+)
+def test_recomputation_that_does_not_fit_the_model_is_refused(tmp_path, recompute, mixture, message):
+    directory = write_model(tmp_path, mixture=mixture)
+    with pytest.raises(InputError, match=message):
+        make_trainer(run_config(directory, recompute=recompute))

@@ -11,6 +11,7 @@ from samples.config import DataConfig
 from train.config.checkpoint import CheckpointConfig
 from train.config.offload import OffloadConfig
 from train.config.profiling import ProfilingConfig
+from train.config.recomputation import RecomputeConfig
 from train.config.sections import (
     AlgorithmConfig,
     BatchConfig,
@@ -40,6 +41,7 @@ class RunConfig(Section):
     optimizer: OptimizerSection = OptimizerSection()
     batch: BatchConfig = BatchConfig()
     parallel: ParallelConfig = ParallelConfig()
+    recompute: RecomputeConfig = RecomputeConfig()
     weights: WeightUpdateConfig = WeightUpdateConfig()
     offload: OffloadConfig = OffloadConfig()
     output: OutputConfig = OutputConfig()

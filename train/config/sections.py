@@ -174,6 +174,11 @@ class BatchConfig(Section):
     max_tokens_per_gpu: int | None = Field(
         None, ge=1, description="tokens in one micro-batch, padding included, with --use-dynamic-batch-size"
     )
+    qkv_format: Literal["bshd", "thd"] = Field(
+        "bshd",
+        description="bshd: pad a micro-batch's sequences to its longest; thd: pack them one after the other, so that "
+        "no padding is computed (pays off where lengths differ much)",
+    )
 
 
 class OutputConfig(Section):

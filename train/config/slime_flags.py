@@ -135,13 +135,12 @@ _LATER = {  # what this version does not do yet: its options
     "reference model that changes": """
         ref-update-interval
     """,
-    "a choice of attention layout or kernels": """
-        qkv-format attention-backend use-flash-attn transformer-impl true-on-policy-mode attention-softmax-in-fp32
+    "a choice of attention kernels": """
+        attention-backend use-flash-attn transformer-impl true-on-policy-mode attention-softmax-in-fp32
         accumulate-allreduce-grads-in-fp32
     """,
-    "recomputation or chunking that saves memory": """
-        recompute-loss-function log-probs-chunk-size log-probs-max-tokens-per-gpu recompute-granularity
-        recompute-method recompute-num-layers recompute-modules
+    "chunking of the loss that saves memory": """
+        recompute-loss-function log-probs-chunk-size log-probs-max-tokens-per-gpu
     """,
     "overlap of communication with computation": """
         overlap-grad-reduce overlap-param-gather tp-comm-overlap use-distributed-post

@@ -5,11 +5,15 @@ Megatron's own DotProductAttention builds the whole [batch x heads, s, s] score 
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
 import torch
 from torch.nn.functional import pad, scaled_dot_product_attention
+
+BLOCK = 256  # queries that attend in a window at once
 
 
 class CausalAttention(torch.nn.Module):
@@ -70,31 +74,49 @@ class CausalAttention(torch.nn.Module):
         return torch.cat(sequences)
 
     def _attend(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-        """[s, b, heads, d] in and out."""
+        """[s, b, heads, d] in and out. No tensor is as large as s x s."""
         if self.turned_scale is not None:
             turned, factor = self.turned_scale
             query = torch.cat((query[..., :turned] * factor, query[..., turned:]), dim=-1)
         grouped = query.shape[2] != key.shape[2]
+        scale = self.scale if self.scale is not None else query.shape[-1] ** -0.5
+        length, width = query.shape[0], value.shape[-1]
         q, k, v = (x.permute(1, 2, 0, 3) for x in (query, key, value))
-        mask = self._mask(q)
         if self.softmax_offset is not None:
-            k, v = (pad(x, (0, 0, 0, 1)) for x in (k, v))  # a key whose logits the mask sets, of a value of zeros
-        out = scaled_dot_product_attention(
-            q, k, v, attn_mask=mask, is_causal=mask is None, scale=self.scale, enable_gqa=grouped
-        )
-        return out.permute(2, 0, 1, 3)
+            q, k, v = _with_sink(q, k, v, self.softmax_offset.to(q.dtype) / scale)
+        widest = max(q.shape[-1], v.shape[-1])  # kernels without a score tensor take heads of one width
+        q, k, v = (pad(x, (0, widest - x.shape[-1])) for x in (q, k, v))
+        attend = partial(scaled_dot_product_attention, scale=scale, enable_gqa=grouped)
+        if self.window is None or self.window >= length:
+            first = k.shape[2] - length  # a sink is a key before the first token's, which a query there alone sees too
+            out = attend(pad(q, (0, 0, first, 0)), k, v, is_causal=True)[:, :, first:]
+        else:
+            out = self._in_window(q, k, v, attend)
+        return out[..., :width].permute(2, 0, 1, 3)
 
-    def _mask(self, q: torch.Tensor) -> torch.Tensor | None:
-        """What is added to the logits of q [b, heads, s, d], or what is seen; None where that is all but the future."""
+    def _in_window(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, attend: Callable[..., torch.Tensor]
+    ) -> torch.Tensor:
+        """Blocks of queries [b, heads, s, d], each with the keys that any of it sees."""
+        assert self.window is not None
         length = q.shape[2]
-        sees_all = self.window is None or self.window >= length
-        if sees_all and self.softmax_offset is None:
-            return None
-        seen = torch.ones(length, length, dtype=torch.bool, device=q.device).tril()
-        if not sees_all:
-            seen = seen.triu(1 - (self.window or 0))
-        if self.softmax_offset is None:
-            return seen
-        added = torch.zeros(length, length, dtype=q.dtype, device=q.device).masked_fill(~seen, float("-inf"))
-        sinks = self.softmax_offset.to(q.dtype)[:, None, None].expand(-1, length, 1)
-        return torch.cat((added.expand(len(sinks), -1, -1), sinks), dim=-1)
+        sinks = k.shape[2] - length
+        parts = []
+        for start in range(0, length, BLOCK):
+            end, oldest = min(start + BLOCK, length), max(0, start - self.window + 1)
+            keys = slice(sinks + oldest, sinks + end)
+            age = torch.arange(start, end, device=q.device)[:, None] - torch.arange(oldest, end, device=q.device)
+            seen = pad((age >= 0) & (age < self.window), (sinks, 0), value=True)
+            seen_k, seen_v = (torch.cat((x[:, :, :sinks], x[:, :, keys]), dim=2) for x in (k, v))
+            parts.append(attend(q[:, :, start:end], seen_k, seen_v, attn_mask=seen))
+        return torch.cat(parts, dim=2)
+
+
+def _with_sink(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, logits: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """A key before the first, of a value of zeros, with which every query of head h has the product ``logits[h]``."""
+    q = torch.cat((q, logits[:, None, None].expand(*q.shape[:3], 1)), dim=-1)
+    k = pad(k, (0, 1, 1, 0))
+    k[:, :, 0, -1] = 1
+    return q, k, pad(v, (0, 0, 1, 0))

@@ -13,7 +13,7 @@ from train.megatron.micro_batch import MicroBatch
 if TYPE_CHECKING:
     from torch.nn import Module
 
-# Loss and whatever else is wanted from one micro-batch's logits [B, S, local vocabulary].
+# Loss and whatever else is wanted from one micro-batch's logits [B or 1, S, local vocabulary].
 LossFunction = Callable[[MicroBatch, Tensor], tuple[Tensor, Any]]
 
 
@@ -30,7 +30,7 @@ def run_micro_batches(
 
     def forward_step(batches: Iterator[MicroBatch], model: Module) -> tuple[Tensor, Callable[[Tensor], Any]]:
         micro_batch = next(batches)
-        logits = model(micro_batch.tokens, micro_batch.positions, None)
+        logits = model(micro_batch.tokens, micro_batch.positions, None, packed_seq_params=_packing(micro_batch))
 
         def loss(logits: Tensor) -> tuple[Tensor, Tensor, Any]:
             value, result = loss_function(micro_batch, logits)
@@ -50,3 +50,16 @@ def run_micro_batches(
             forward_only=not backward,
         )
     return results
+
+
+def _packing(micro_batch: MicroBatch) -> Any:
+    """What Megatron's layers have to know about packed sequences; None for padded ones."""
+    from megatron.core.packed_seq_params import PackedSeqParams
+
+    bounds = micro_batch.bounds
+    if bounds is None:
+        return None
+    longest = int(bounds.diff().max())
+    return PackedSeqParams(
+        qkv_format="thd", cu_seqlens_q=bounds, cu_seqlens_kv=bounds, max_seqlen_q=longest, max_seqlen_kv=longest
+    )

@@ -16,14 +16,15 @@ from train.batching import Indices
 
 @dataclass
 class MicroBatch:
-    """B right-padded sequences without their last token, which predicts nothing, and T trained response tokens.
+    """B sequences without their last token, which predicts nothing, and T trained response tokens.
 
-    tokens, positions: int64 [B, S]. Right padding needs no mask under causal attention, and a sample whose tokens begin
-    another sample's reads its logits there: short responses to one prompt often coincide. rows: int64 [T], where in the
-    flattened [B * S] the logits of each trained token stand; targets: int64 [T]; weights (share of the loss) and
-    advantages: fp32 [T]; rollout_log_probs: fp32 [T] or None; sample_of: int64 [T], which of ``num_samples`` samples a
-    token is of. kept_ids, kept_tokens: as ``kept_token_log_probs`` takes them; has_kept: bool [T]; all None when
-    nothing was filtered. ``old_log_probs`` and ``reference_log_probs`` (fp32 [T]) are filled in by forward passes
+    tokens, positions: int64 [B, S], padded on the right, which needs no mask under causal attention; or packed into
+    [1, S] one after the other, as ``bounds`` says: int32 [B + 1], where each begins and the last ends. A sample whose
+    tokens begin another sample's reads its logits there: short responses to one prompt often coincide. rows: int64 [T],
+    where in the flattened tokens the logits of each trained token stand; targets: int64 [T]; weights (share of the
+    loss) and advantages: fp32 [T]; rollout_log_probs: fp32 [T] or None; sample_of: int64 [T], which of ``num_samples``
+    samples a token is of. kept_ids, kept_tokens: as ``kept_token_log_probs`` takes them; has_kept: bool [T]; all None
+    when nothing was filtered. ``old_log_probs`` and ``reference_log_probs`` (fp32 [T]) are filled in by forward passes
     before training, where they are needed.
     """
 
@@ -36,6 +37,7 @@ class MicroBatch:
     rollout_log_probs: Tensor | None
     sample_of: Tensor
     num_samples: int
+    bounds: Tensor | None = None
     kept_ids: Tensor | None = None
     kept_tokens: Tensor | None = None
     has_kept: Tensor | None = None
@@ -44,12 +46,16 @@ class MicroBatch:
 
 
 class BatchOnDevice:
-    """Cuts micro-batches out of a batch. ``width_multiple``: every S is a multiple of it (sequence parallelism)."""
+    """Cuts micro-batches out of a batch. ``width_multiple``: every S is a multiple of it (sequence parallelism).
+    ``packed``: sequences follow one another instead of being padded to the longest."""
 
-    def __init__(self, batch: TrainBatch, device: torch.device, width_multiple: int = 1) -> None:
+    def __init__(
+        self, batch: TrainBatch, device: torch.device, width_multiple: int = 1, *, packed: bool = False
+    ) -> None:
         self.batch = batch
         self.device = device
         self.width_multiple = width_multiple
+        self.packed = packed
         self.lengths = np.fromiter(map(len, batch.tokens), np.int64, len(batch))
         self._starts = np.cumsum(self.lengths) - self.lengths
         self._inputs = [tokens[:-1].tobytes() for tokens in batch.tokens]
@@ -76,7 +82,12 @@ class BatchOnDevice:
         Without samples it holds one token and trains none: a rank with nothing to do still joins the collectives.
         """
         sequences, sequence_of = self._distinct(samples)
-        tokens = self._padded(sequences)
+        bounds = self._bounds(sequences) if self.packed else None
+        tokens = self._padded(sequences) if bounds is None else self._joined(sequences, bounds)
+        starts = np.arange(len(tokens)) * tokens.shape[1] if bounds is None else bounds[:-1]
+        positions = np.arange(tokens.shape[1])
+        if bounds is not None:
+            positions = positions - np.repeat(starts, np.diff(bounds))
         response_lengths = self._response_lengths[samples]
         place = np.repeat(np.arange(len(samples)), response_lengths)
         position = np.arange(len(place)) - np.repeat(np.cumsum(response_lengths) - response_lengths, response_lengths)
@@ -88,8 +99,9 @@ class BatchOnDevice:
         log_probs = self._rollout_log_probs
         return MicroBatch(
             tokens=self._to_device(tokens),
-            positions=torch.arange(tokens.shape[1], device=self.device).expand(len(tokens), -1),
-            rows=self._to_device(sequence_of[place] * tokens.shape[1] + index - 1),
+            positions=self._to_device(positions).expand(len(tokens), -1),
+            bounds=None if bounds is None else self._to_device(bounds.astype(np.int32)),
+            rows=self._to_device(starts[sequence_of[place]] + index - 1),
             targets=self._to_device(self._tokens[self._starts[sample] + index]),
             weights=self._to_device(weights[sample]),
             advantages=self._to_device(self.batch.advantages[sample]),
@@ -121,6 +133,24 @@ class BatchOnDevice:
         inside = column < self.lengths[sequences, None] - 1
         tokens = np.zeros((max(len(sequences), 1), width), np.int64)
         tokens[: len(sequences)][inside] = self._tokens[(self._starts[sequences, None] + column)[inside]]
+        return tokens
+
+    def _bounds(self, sequences: Indices) -> Indices:
+        """Where each sequence's input begins in the packed row, and the row's end; what the row is longer than all of
+        them, for ``width_multiple`` or because there is none, belongs to the last."""
+        bounds = np.concatenate([np.zeros(1, np.int64), np.cumsum(self.lengths[sequences] - 1)])
+        if len(bounds) == 1:
+            bounds = np.array([0, 1])
+        bounds[-1] = -(-bounds[-1] // self.width_multiple) * self.width_multiple
+        return bounds
+
+    def _joined(self, sequences: Indices, bounds: Indices) -> NDArray[np.int64]:
+        """Inputs of these samples, int64 [1, S]."""
+        tokens = np.zeros((1, int(bounds[-1])), np.int64)
+        for start, sample in zip(bounds.tolist(), sequences.tolist(), strict=False):
+            length = int(self.lengths[sample]) - 1
+            first = int(self._starts[sample])
+            tokens[0, start : start + length] = self._tokens[first : first + length]
         return tokens
 
     def _kept(self, sample: Indices, position: Indices) -> dict[str, Tensor]:

@@ -17,6 +17,7 @@ from samples.model_files import check_sizes, load_config
 from train.config.run import RunConfig
 from train.megatron.layout import check_layout, padded_vocab_size
 from train.megatron.models import check_model_type, family_of, is_multimodal
+from train.megatron.recomputation import check_recompute, recompute_fields
 from train.megatron.rotary import provide_fused_rotary
 
 if TYPE_CHECKING:
@@ -85,6 +86,7 @@ def transformer_config(hf_config: Any, config: RunConfig) -> TransformerConfig:
         "expert_tensor_parallel_size": 1,  # as join_ranks makes the groups
         "sequence_parallel": parallel.sequence_parallel,
         "transformer_impl": "local",
+        **recompute_fields(config.recompute),
         "params_dtype": dtype,
         "pipeline_dtype": dtype,
         "bf16": config.model.bf16,
@@ -121,6 +123,7 @@ def build_model(hf_config: Any, config: RunConfig) -> GPTModel:
     from megatron.core.models.gpt import GPTModel
 
     check_layout(hf_config, config.parallel)
+    check_recompute(hf_config, config.recompute, config.parallel.pipeline_model_parallel_size)
     family = family_of(hf_config)
     megatron_config = transformer_config(hf_config, config)
     if dispatches_with_deep_ep(megatron_config):

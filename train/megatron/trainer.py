@@ -102,7 +102,8 @@ class MegatronTrainer:
             return self._train(batch, rollout_id)
 
     def _train(self, batch: TrainBatch, rollout_id: int) -> dict[str, float]:
-        data = BatchOnDevice(batch, self._device, self._width_multiple())
+        packed = self._config.batch.qkv_format == "thd"
+        data = BatchOnDevice(batch, self._device, self._width_multiple(), packed=packed)
         self._check_token_ids(data.highest_token_id())
         plan = optimizer_steps(data.active, self._config.batch, seed=self._config.job.seed, rollout_id=rollout_id)
         steps = [self._own_share(samples, data) for samples in plan]

@@ -74,6 +74,13 @@ def _idle(config: RunConfig) -> Iterator[_Idle]:
     if config.checkpoint.save_interval is None:
         why = "only the last step is saved, if any, and the end of the run waits for that; give --save-interval too"
         yield _Idle(("async_save",), ("save_interval",), why)
+    recompute = config.recompute
+    if recompute.recompute_granularity != "full":
+        why = "that is a choice of --recompute-granularity full; give it too, or leave it out"
+        yield _Idle(("recompute_method", "recompute_num_layers"), ("recompute_granularity",), why)
+    if recompute.recompute_granularity != "selective":
+        why = "that is a choice of --recompute-granularity selective; give it too, or leave it out"
+        yield _Idle(("recompute_modules",), ("recompute_granularity",), why)
     yield from _idle_in_groups(config)
     yield from _idle_in_weights(config)
     yield from _idle_in_turns(config)
