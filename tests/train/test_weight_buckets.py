@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import zlib
+
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from train.weight_sync.buckets import pack
-from train.weight_sync.checksums import bytes_of, digest, fast_checksum
+from train.weight_sync.checksums import bytes_of, copy_with_checksum, digest, fast_checksum
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.int64, torch.uint8, torch.bool]
 shapes = st.lists(st.integers(0, 5), max_size=3).map(tuple)
@@ -66,6 +68,25 @@ def test_a_changed_byte_changes_the_checksum(size: int, place: int, change: int)
     before = fast_checksum(raw)
     raw[place % size] ^= change
     assert fast_checksum(raw) != before
+
+
+@given(st.integers(0, 3_000_000), st.sampled_from(DTYPES), st.booleans())
+@settings(max_examples=20, deadline=None)
+def test_copying_gives_the_bytes_and_their_checksum_by_its_definition(
+    size: int, dtype: torch.dtype, strided: bool
+) -> None:
+    count = size // dtype.itemsize
+    source = torch.arange(2 * count, dtype=torch.int64).mul(2654435761).bitwise_right_shift(7).to(dtype)
+    source = source[::2] if strided else source[:count]
+    target = torch.empty(count * dtype.itemsize, dtype=torch.uint8)
+    checksum = copy_with_checksum(target, source)
+    assert torch.equal(target, bytes_of(source))
+    whole = target.numel() // 8192 * 8192
+    block = target[:whole].view(torch.int64).view(-1, 1024)
+    crc = zlib.crc32(str(target.numel()).encode())
+    for part in (block.sum(0), block.sum(1), target[whole:]):
+        crc = zlib.crc32(part.numpy().tobytes(), crc)
+    assert checksum == fast_checksum(target) == f"{crc:08x}"
 
 
 def test_swapped_pieces_and_cut_off_zeros_change_the_checksum() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from train.weight_sync.checksums import fast_checksum
+from train.weight_sync.checksums import copy_with_checksum
 
 
 @dataclass(frozen=True)
@@ -63,8 +63,8 @@ def pack(
             yield Bucket(tuple(packed), used)
             packed, used, end = [], 0, aligned(size)
         target = reserve(used, end)[used : used + size]
-        target.view(tensor.dtype).view(tensor.shape).copy_(tensor.detach())
-        packed.append(PackedTensor(name, tuple(tensor.shape), tensor.dtype, used, fast_checksum(target)))
+        checksum = copy_with_checksum(target, tensor.detach())
+        packed.append(PackedTensor(name, tuple(tensor.shape), tensor.dtype, used, checksum))
         used = end
     if packed:
         yield Bucket(tuple(packed), used)

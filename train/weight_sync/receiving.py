@@ -10,9 +10,11 @@ import torch
 
 from accel.contract import Accelerator
 from samples.errors import RunError
-from train.weight_sync.buckets import Bucket
+from train.weight_sync.buckets import Bucket, PackedTensor
 from train.weight_sync.checksums import digest, fast_checksum
 from train.weight_sync.plan import Manifest, Offer, Summary, UpdatePlan
+
+CACHED_BYTES = 8 << 20
 
 
 class UpdatedEngine(Protocol):
@@ -94,9 +96,10 @@ class ReceivingEnd:
         self._renew(version)
         try:
             for tensors in self._open().tensors(bucket):
-                for packed in bucket.tensors:
-                    self._note(packed.name, packed.checksum, tensors[packed.name])
-                self._engine.update_weights(tensors)
+                for part in _parts(bucket):
+                    for packed in part:
+                        self._note(packed.name, packed.checksum, tensors[packed.name])
+                    self._engine.update_weights({packed.name: tensors[packed.name] for packed in part})
         except BaseException as error:
             self.fail(str(error))
             raise
@@ -203,3 +206,18 @@ class ReceivingEnd:
         receiver = self._open()
         assert isinstance(receiver, DiskReceiver)
         return receiver
+
+
+def _parts(bucket: Bucket) -> Iterator[list[PackedTensor]]:
+    """Consecutive tensors of a bucket that a cache holds together, so that they are checked and copied in one reading
+    of memory; one that is larger stands alone."""
+    part: list[PackedTensor] = []
+    size = 0
+    for packed in bucket.tensors:
+        if part and size + packed.nbytes > CACHED_BYTES:
+            yield part
+            part, size = [], 0
+        part.append(packed)
+        size += packed.nbytes
+    if part:
+        yield part
