@@ -45,6 +45,23 @@ async def test_experts_that_transformers_keeps_fused_arrive_one_by_one(tiny_mode
         assert (await engine.generate(REQUEST)).output_ids == new.greedy([1, 2, 3, 4], 10)
 
 
+async def test_of_fused_experts_some_may_stay_and_all_can_be_compared(tiny_model, serve):
+    experts = {"moe_intermediate_size": 32, "num_experts": 4, "num_experts_per_tok": 2}
+    old, new = (tiny_model("qwen3_moe", tied=False, seed=seed, **experts) for seed in (0, 1))
+    changed = {name: tensor for name, tensor in new.weights().items() if "experts.2.up" in name or "norm" in name}
+    expected = old.weights() | changed
+    async with serve(old) as engine:
+        assert await engine.held_version() == -1
+        await engine.begin_update(1)
+        await engine.update_weights(changed)
+        await engine.keep_weights(frozenset(expected) - frozenset(changed))
+        await engine.commit_update(1)
+        assert await engine.differing_weights(expected) == []
+        different = await engine.differing_weights(old.weights())
+        assert different
+        assert set(different) <= set(changed)
+
+
 async def test_engine_started_without_weights_refuses_until_all_have_come(tiny_model, serve):
     model = tiny_model("qwen3")
     async with serve(model, load_weights=False) as engine:
@@ -81,6 +98,7 @@ async def test_update_under_running_requests_goes_on_from_their_tokens(tiny_mode
 
 
 async def test_failed_update_keeps_the_engine_paused_until_a_whole_one(tiny_model, serve):
+    """slime 2280: a shard that is sent as a whole tensor is refused by its shape."""
     model, new = tiny_model("qwen3", seed=0), tiny_model("qwen3", seed=1)
     tensors = new.weights()
     head = dict(list(tensors.items())[:4])
@@ -140,6 +158,7 @@ async def test_tied_head_may_be_sent_if_it_equals_the_embedding(tiny_model, serv
 
 
 async def test_untied_head_has_to_come_and_is_followed(tiny_model, serve):
+    """vllm 51665: an engine that unties head and embedding never goes on with the head of before."""
     model = tiny_model("qwen3", tied=False)
     tensors = model.weights()
     async with serve(model) as engine:

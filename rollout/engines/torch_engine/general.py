@@ -137,7 +137,9 @@ class GeneralDecoder(Decoder):
         # transformers keeps some of these weights in another form (fused experts): they are gathered and converted.
         staged = {name: torch.empty(like.shape, dtype=like.dtype) for name, like in on_disk.items()}
         slots = {name: Slot(tensor, tensor.shape) for name, tensor in staged.items()}
-        return WeightTable(slots, aliases, apply=lambda: self._convert(staged))
+        return WeightTable(
+            slots, aliases, apply=lambda: self._convert(staged), held=lambda: self._reverted(self._model.state_dict())
+        )
 
     def allocate_weights(self) -> None:
         for name, parameter in self._model.named_parameters():
@@ -195,10 +197,15 @@ class GeneralDecoder(Decoder):
 
     def _names_on_disk(self, own: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """Names, shapes and dtypes as a checkpoint has them, found without touching the data."""
+        return self._reverted(
+            {name: torch.empty(data.shape, dtype=data.dtype, device="meta") for name, data in own.items()}
+        )
+
+    def _reverted(self, own: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """The same tensors under the names, and cut into the pieces, that a checkpoint has."""
         from transformers.core_model_loading import revert_weight_conversion
 
-        shapes = {name: torch.empty(data.shape, dtype=data.dtype, device="meta") for name, data in own.items()}
-        return dict(revert_weight_conversion(self._model, shapes))
+        return dict(revert_weight_conversion(self._model, own))
 
     def _convert(self, staged: dict[str, torch.Tensor]) -> None:
         fresh = type(self._model).from_pretrained(None, config=self._config, state_dict=staged, dtype=self._model.dtype)

@@ -113,7 +113,7 @@ class Runner:
     @property
     def held_version(self) -> int | None:
         """Version whose tensors are all in place, so that an update may leave some of them; None when they are not."""
-        whole = not (self._update or self._no_weights or self._released) and self._decoder.weights.apply is None
+        whole = not (self._update or self._no_weights or self._released)
         return self._scheduler.weight_version if whole else None
 
     def keep_weights(self, names: frozenset[str]) -> None:

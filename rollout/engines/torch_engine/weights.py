@@ -33,22 +33,21 @@ class Slot:
 class WeightTable:
     """Every tensor of a model by name. ``aliases`` names tied tensors: name -> the name whose memory it shares.
 
-    ``apply`` runs once all have come, where the slots are not the model's own memory.
+    Where the slots are not the model's own memory, ``apply`` runs once all have come, and ``held`` gives what the model
+    computes with under the slots' names.
     """
 
     slots: Mapping[str, Slot]
     aliases: Mapping[str, str]
     apply: Callable[[], None] | None = None
+    held: Callable[[], Mapping[str, torch.Tensor]] | None = None
 
     def differing(self, tensors: Mapping[str, torch.Tensor]) -> list[str]:
-        """Names of tensors that are not, bit for bit, what the model computes with. InputError where that is kept in
-        another form."""
-        if self.apply is not None:
-            raise InputError(
-                "--check-weight-update-equal: transformers keeps weights of this model in another form than its files "
-                "have (fused experts), so they cannot be compared; leave it out"
-            )
-        return [name for name, tensor in tensors.items() if not self.slots[self.aliases.get(name, name)].holds(tensor)]
+        """Names of tensors that are not, bit for bit, what the model computes with."""
+        slots = self.slots
+        if self.held is not None:
+            slots = {name: Slot(tensor, tensor.shape) for name, tensor in self.held().items()}
+        return [name for name, tensor in tensors.items() if not slots[self.aliases.get(name, name)].holds(tensor)]
 
 
 class WeightUpdate:
@@ -72,10 +71,13 @@ class WeightUpdate:
 
     def keep(self, names: frozenset[str]) -> None:
         """Count tensors that are in place already as arrived."""
+        held = {} if self._table.held is None else self._table.held()
         for name in names:
             target = self._table.aliases.get(name, name)
-            if target not in self._table.slots or self._table.apply is not None:
-                raise InputError(f"weight update: {name} cannot be kept, it is not in place under that name")
+            if target not in self._table.slots:
+                raise InputError(f"weight update: {name} cannot be kept, it is no tensor of this model")
+            if self._table.held is not None:
+                self._table.slots[target].copy(held[target])
             self._received.add(target)
 
     def finish(self) -> None:
