@@ -11,13 +11,13 @@ from urllib.parse import urlsplit
 
 import torch.distributed as dist
 
+from accel.comm.addresses import HOST_IFNAME_ENV
 from accel.comm.backend_strings import HOST_BACKEND, device_backend, normalize_backend
 from accel.comm.reload import prepare_reload, register_reloadable_backend
 from accel.contract import Accelerator
 from accel.errors import AcceleratorError
 
 DEFAULT_TIMEOUT = timedelta(minutes=10)
-HOST_IFNAME_ENV = "GLOO_SOCKET_IFNAME"
 LOOPBACK = ("127.0.0.1", "::1")
 _generations = count()
 

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Sequence
+from contextlib import nullcontext
 from datetime import timedelta
 
 import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
+from accel.comm.addresses import listening_on, listening_socket
 from accel.comm.backend_strings import weight_update_backend
-from accel.comm.process_groups import LOOPBACK, listen_on_loopback
+from accel.comm.process_groups import listen_on_loopback
 from accel.contract import Accelerator
 from accel.errors import AcceleratorError
 
@@ -19,8 +20,9 @@ from accel.errors import AcceleratorError
 class UpdateGroup:
     """Ranks 0 to ``size`` - 1 of ``accelerator.weight_update_backend``, beside any default group, or without one.
 
-    Every rank makes it at the same time with its own end of one ``store``; ``local`` as for ``init_process_group``. A
-    broadcast that takes longer than ``timeout``, or whose peer has gone, is an AcceleratorError.
+    Every rank makes it at the same time with its own end of one ``store``. ``address``: this rank's, at which the
+    others reach it; None keeps the collectives on the loopback interface. A broadcast that takes longer than
+    ``timeout``, or whose peer has gone, is an AcceleratorError.
     """
 
     def __init__(
@@ -32,22 +34,23 @@ class UpdateGroup:
         store: dist.Store,
         name: str,
         timeout: timedelta,
-        local: bool,
+        address: str | None,
     ) -> None:
-        if local:
+        if address is None:
             listen_on_loopback(accelerator)
         self._timeout = timeout
         self._group: dist.ProcessGroup | None
-        # What new_group calls inside; new_group itself needs a default group that all ranks are in.
-        self._group, _ = distributed_c10d._new_process_group_helper(
-            size,
-            rank,
-            [],
-            dist.Backend(weight_update_backend(accelerator)),
-            dist.PrefixStore(name, store),
-            group_name=distributed_c10d.GroupName(name),
-            timeout=timeout,
-        )
+        with nullcontext() if address is None else listening_on(accelerator, address):
+            # What new_group calls inside; new_group itself needs a default group that all ranks are in.
+            self._group, _ = distributed_c10d._new_process_group_helper(
+                size,
+                rank,
+                [],
+                dist.Backend(weight_update_backend(accelerator)),
+                dist.PrefixStore(name, store),
+                group_name=distributed_c10d.GroupName(name),
+                timeout=timeout,
+            )
         distributed_c10d._world.pg_group_ranks[self._group] = {each: each for each in range(size)}
 
     def broadcast(self, tensor: torch.Tensor, source: int) -> None:
@@ -77,12 +80,8 @@ class UpdateGroup:
 
 
 def open_store(host: str, timeout: timedelta) -> dist.TCPStore:
-    """A store of this process through which ranks elsewhere find each other: at a free port, and on ``host``'s
-    interface alone where that is the loopback one."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family, socket.SOCK_STREAM) as listening:
-        listening.bind((host if host in LOOPBACK else "", 0))
-        listening.listen()
+    """A store of this process through which ranks elsewhere find each other, at a free port of ``host`` alone."""
+    with listening_socket(host) as listening:
         port = listening.getsockname()[1]
         return dist.TCPStore(
             host,

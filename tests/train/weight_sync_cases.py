@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import multiprocessing
 import multiprocessing.connection
+import os
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -12,6 +14,7 @@ from typing import Any
 import torch
 
 from accel import select_accelerator
+from accel.contract import Accelerator
 from rollout.engines.protocol import GenerateRequest, SamplingParams
 from rollout.engines.torch_engine import TorchEngine
 from rollout.event_loop import EventLoopThread
@@ -24,12 +27,17 @@ PROMPT = (1, 2, 3, 4)
 LENGTH = 12
 
 
-def write_served_model(directory: Path, seed: int = 0) -> Path:
-    """An untied Qwen3 of random weights, whose token ``i`` above 0 is ``chr(0x20 + i)``."""
+def selected_accelerator() -> Accelerator:
+    """The CPU, or what the environment names."""
+    return select_accelerator(os.environ.get("ACCELRL_ACCELERATOR", "cpu"))
+
+
+def write_served_model(directory: Path, seed: int = 0, *, mixture: bool = False) -> Path:
+    """An untied Qwen3 of random weights, with or without experts, whose token ``i`` above 0 is ``chr(0x20 + i)``."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
-    write_model(directory, seed=seed)
+    write_model(directory, seed=seed, mixture=mixture)
     vocabulary = {"<eos>": 0} | {chr(0x20 + index): index for index in range(1, VOCABULARY)}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<eos>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")
@@ -58,7 +66,7 @@ class BlockingEngine:
     def __init__(self, model_dir: Path, *, load_weights: bool = False) -> None:
         self._loop = EventLoopThread("test-rollout")
         self._engine = TorchEngine(
-            model_dir, select_accelerator("cpu"), dtype=torch.float32, max_running_requests=4, max_context_len=64,
+            model_dir, selected_accelerator(), dtype=torch.float32, max_running_requests=4, max_context_len=64,
             load_weights=load_weights, threads=1,
         )  # fmt: skip
         self._loop.run(self._engine.start())
@@ -83,9 +91,15 @@ class BlockingEngine:
 
 
 def plan(
-    channel: str, directory: Path, *, bucket_bytes: int = 4096, timeout: float = 60.0, retries: int = 0
+    channel: str,
+    directory: Path,
+    *,
+    bucket_bytes: int = 4096,
+    timeout: float = 60.0,
+    retries: int = 0,
+    one_machine: bool = True,
 ) -> UpdatePlan:
-    return UpdatePlan(channel, bucket_bytes, timeout, str(directory), retries=retries)
+    return UpdatePlan(channel, bucket_bytes, timeout, str(directory), one_machine, retries=retries)
 
 
 class _Process:
@@ -161,18 +175,29 @@ class ProcessCalls:
         return [process.answer(number, timeout) for process, number in begun]
 
 
-def start_trainer(model_dir: Path) -> _Process:
-    return _Process(_trainer_program, model_dir)
+def start_trainer(model_dir: Path, network: str | None = None) -> _Process:
+    """``network``: the network namespace that it is in; None: that of the tests."""
+    return _Process(_trainer_program, model_dir, network)
 
 
-def start_engine(model_dir: Path) -> _Process:
-    return _Process(_engine_program, model_dir)
+def start_engine(model_dir: Path, network: str | None = None) -> _Process:
+    return _Process(_engine_program, model_dir, network)
 
 
-def _trainer_program(pipe: multiprocessing.connection.Connection, model_dir: Path) -> None:
+def _enter(network: str | None) -> None:
+    if network is None:
+        return
+    os.environ.pop("GLOO_SOCKET_IFNAME", None)  # as on a machine of its own
+    with open(f"/var/run/netns/{network}") as namespace:
+        if ctypes.CDLL(None, use_errno=True).setns(namespace.fileno(), 0):
+            raise OSError(ctypes.get_errno(), f"setns {network}")
+
+
+def _trainer_program(pipe: multiprocessing.connection.Connection, model_dir: Path, network: str | None) -> None:
+    _enter(network)
     torch.set_num_threads(1)
     trainer = make_trainer(run_config(model_dir))
-    end = SendingEnd(trainer.export_weights, select_accelerator("cpu"), rank=0)
+    end = SendingEnd(trainer.export_weights, selected_accelerator(), rank=0)
     batch = make_batch(model_dir)
     own = {
         "train": lambda: trainer.train(batch, 0)["train/loss"],
@@ -182,10 +207,11 @@ def _trainer_program(pipe: multiprocessing.connection.Connection, model_dir: Pat
     trainer.close(update_groups=[end.close])
 
 
-def _engine_program(pipe: multiprocessing.connection.Connection, model_dir: Path) -> None:
+def _engine_program(pipe: multiprocessing.connection.Connection, model_dir: Path, network: str | None) -> None:
+    _enter(network)
     torch.set_num_threads(1)
     engine = BlockingEngine(model_dir)
-    end = ReceivingEnd(engine, select_accelerator("cpu"))
+    end = ReceivingEnd(engine, selected_accelerator())
     _serve(pipe, end, {"greedy": engine.greedy, "state": engine.state})
     end.close()
     engine.close()

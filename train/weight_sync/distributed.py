@@ -11,13 +11,17 @@ from urllib.parse import urlsplit
 import torch
 import torch.distributed as dist
 
+from accel.comm.addresses import own_address
 from accel.comm.process_groups import tcp_address
-from accel.comm.update_group import UpdateGroup
+from accel.comm.update_group import UpdateGroup, open_store
 from accel.contract import Accelerator
+from samples.errors import InputError
 from train.weight_sync.buckets import Bucket, pack
 from train.weight_sync.leftovers import new_name
 from train.weight_sync.plan import Offer, UpdatePlan
 from train.weight_sync.sending import Sender, Weights
+
+REACHED_WITHIN = 20.0  # seconds, for a connection to the trainer
 
 
 class BroadcastSender(Sender):
@@ -37,11 +41,8 @@ class BroadcastSender(Sender):
             self._file = Path(self._plan.directory) / f"{self._name}.store"
             self._store = dist.FileStore(str(self._file), 2)
             return Offer(str(self._file), self._name)
-        host = _own_address()
-        store = dist.TCPStore(
-            host, 0, 2, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=self._plan.timeout)
-        )
-        self._store = store
+        host = node_address()
+        self._store = store = open_store(host, timedelta(seconds=self._plan.timeout))
         return Offer(tcp_address(host, store.port), self._name)
 
     def connect(self) -> None:
@@ -106,7 +107,7 @@ def _group(plan: UpdatePlan, accelerator: Accelerator, store: dist.Store, name: 
         store=store,
         name=name,
         timeout=timedelta(seconds=plan.timeout),
-        local=plan.one_machine,
+        address=None if plan.one_machine else node_address(),
     )
 
 
@@ -117,11 +118,20 @@ def _store(plan: UpdatePlan, offer: Offer) -> dist.Store:
     assert parts.hostname is not None
     assert parts.port is not None
     limit = timedelta(seconds=plan.timeout)
-    return dist.TCPStore(parts.hostname, parts.port, 2, is_master=False, wait_for_workers=False, timeout=limit)
+    try:
+        socket.create_connection((parts.hostname, parts.port), timeout=min(plan.timeout / 2, REACHED_WITHIN)).close()
+        return dist.TCPStore(parts.hostname, parts.port, 2, is_master=False, wait_for_workers=False, timeout=limit)
+    except (OSError, dist.DistNetworkError) as error:
+        raise InputError(
+            f"--weight-update-channel distributed: the rollout worker on {node_address()} does not reach the trainer "
+            f"at {offer.place} ({error}); if that is the wrong one of the trainer's addresses, give Ray another "
+            "(ray start --node-ip-address); else let the machines connect to each other's ports, or use disk with a "
+            "--weight-update-dir that both see"
+        ) from error
 
 
-def _own_address() -> str:
-    """This machine's address on the cluster, as Ray's other nodes reach it."""
-    import ray.util
+def node_address() -> str:
+    """This machine's address on the cluster, as Ray's other nodes reach it; without Ray, that of its way to others."""
+    import ray
 
-    return str(ray.util.get_node_ip_address()) if ray.is_initialized() else socket.gethostbyname(socket.gethostname())
+    return str(ray.util.get_node_ip_address()) if ray.is_initialized() else own_address()

@@ -24,6 +24,7 @@ from rollout.deploy.addresses import base_url
 from rollout.engines.sglang.group_orders import Order
 from samples.errors import RunError
 from train.weight_sync.buckets import Bucket, PackedTensor, pack
+from train.weight_sync.distributed import node_address
 from train.weight_sync.leftovers import new_name
 from train.weight_sync.plan import Offer, Summary, UpdatePlan
 from train.weight_sync.sending import Sender, Weights
@@ -141,7 +142,7 @@ class ServerGroupSender(Sender):
         if what == "join":
             self._groups[name] = UpdateGroup(
                 self._accelerator, rank=0, size=order["size"], store=self._store, name=name, timeout=self._timeout,
-                local=self._plan.one_machine,
+                address=None if self._plan.one_machine else node_address(),
             )  # fmt: skip
         elif what == "send":
             bucket, raw = self._bytes(order["bucket"])
@@ -177,10 +178,4 @@ def own_address(plan: UpdatePlan) -> str:
     """Where the servers find this process."""
     if plan.one_machine:
         return "127.0.0.1"
-    import ray.util
-
-    if ray.is_initialized():
-        return str(ray.util.get_node_ip_address())
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:  # sends nothing: asks for the way out
-        probe.connect(("192.0.2.1", 9))
-        return str(probe.getsockname()[0])
+    return node_address()
