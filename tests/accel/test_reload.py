@@ -63,6 +63,7 @@ def test_a_released_group_says_so_and_keeps_its_facts(pair):
 
 @pytest.mark.slow
 def test_a_rebuilt_group_has_exactly_its_own_arguments(pair):
+    """slime 2095: its time limit, also one that was set later, and its options."""
     assert pair.run(reload_programs.arguments_are_kept, group=False) == [[0, 1]] * 2
 
 

@@ -18,9 +18,10 @@ ON_MUSA = {"ACCELRL_ACCELERATOR": "musa", "ACCELRL_EMULATE_MUSA": "1"}
     ("files", "markers"),
     [
         (["tests/train/test_trainer_ranks.py"], "slow and not nightly"),
+        (["tests/train/test_weight_channels.py"], "slow and not nightly"),
         (sorted(str(path) for path in (ROOT / "tests" / "rollout").glob("test_torch_engine_*.py")), "not slow"),
     ],
-    ids=["trainer ranks", "engine"],
+    ids=["trainer ranks", "weight channels", "engine"],
 )
 def test_what_holds_on_the_host_holds_on_the_device(files, markers):
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", markers, *files]

@@ -49,6 +49,7 @@ def test_a_part_is_the_part_of_the_whole(rows, columns, data):
 
 @pytest.mark.parametrize("scale", [1.0, 0.0, float("inf"), float("nan")])
 def test_a_block_of_zeros_gives_zeros_whatever_its_scale(scale):
+    """slime 2256: such a block is written with a scale of 1, and read as zeros whatever another writer gave it."""
     narrow = torch.zeros(4, 4).to(torch.float8_e4m3fn)
     assert torch.equal(fp8_blocks.dequantise(narrow, torch.full((2, 2), scale), (2, 2)), torch.zeros(4, 4))
     assert fp8_blocks.quantise(torch.zeros(4, 4), (2, 2))[1].tolist() == [[1.0, 1.0], [1.0, 1.0]]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,12 +13,12 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from accel import select_accelerator
 from rollout.engines.errors import EngineError
 from samples.errors import InputError, RunError
-from tests.train.weight_sync_cases import BlockingEngine, hf_greedy, plan, write_served_model
+from tests.train.weight_sync_cases import BlockingEngine, hf_greedy, plan, selected_accelerator, write_served_model
 from train.config.checks.weight_updates import weight_update_problems
 from train.config.run import RunConfig
+from train.weight_sync import updater as updating
 from train.weight_sync.calls import DirectCalls
 from train.weight_sync.factory import chosen_channel, server_channel
 from train.weight_sync.plan import Offer
@@ -36,9 +38,9 @@ class Ends:
     def __init__(self, model_dir: Path) -> None:
         self.weights = load_file(model_dir / "model.safetensors")
         self.engine = BlockingEngine(model_dir)
-        cpu = select_accelerator("cpu")
-        self.sending = SendingEnd(lambda: iter(self.weights.items()), cpu, rank=0)
-        self.receiving = ReceivingEnd(self.engine, cpu)
+        accelerator = selected_accelerator()
+        self.sending = SendingEnd(lambda: iter(self.weights.items()), accelerator, rank=0)
+        self.receiving = ReceivingEnd(self.engine, accelerator)
 
     def open(
         self, channel: str, directory: Path, *, check_equal: bool = True, note=lambda _: None, **settings
@@ -104,7 +106,17 @@ def test_a_trainer_that_falls_silent_loses_its_lease(ends, tmp_path):
         ends.engine.greedy()
 
 
-def test_a_delta_holds_what_changed_and_a_new_engine_gets_everything(ends, model_dir, tmp_path):
+@pytest.mark.parametrize("mixture", [False, True])
+def test_a_delta_holds_what_changed_and_a_new_engine_gets_everything(mixture, tmp_path, tmp_path_factory):
+    model_dir = write_served_model(tmp_path_factory.mktemp("model"), mixture=mixture)
+    ends = Ends(model_dir)
+    try:
+        check_deltas(ends, model_dir, tmp_path)
+    finally:
+        ends.close()
+
+
+def check_deltas(ends: Ends, model_dir: Path, tmp_path: Path) -> None:
     updater = ends.open("disk_delta", tmp_path)
     updater._check_equal = False  # it sends everything
     whole = updater.update(0)["perf/update_weights_bytes"]
@@ -267,3 +279,76 @@ def test_an_update_given_up_draws_what_is_left_so_that_ranks_stay_in_step(ends, 
     assert len(drawn) < len(ends.weights)
     assert ends.sending.cancel()
     assert drawn == list(ends.weights)
+
+
+def test_many_buckets_of_a_mixture_of_experts_leave_an_unchanged_engine_as_it_was(tmp_path):
+    """skyrl 1737: greedy answers before and after an update without a change, and those of transformers, are equal."""
+    model_dir = write_served_model(tmp_path / "model", mixture=True)
+    ends = Ends(model_dir)
+    try:
+        updater = ends.open("tensor", tmp_path, bucket_bytes=1024)
+        assert updater.update(0)["perf/update_weights_bytes"] > 20 * 1024
+        before = ends.engine.greedy()
+        updater.update(1)
+        assert before == (hf_greedy(model_dir), 0)
+        assert ends.engine.greedy() == (before[0], 1)
+    finally:
+        ends.close()
+
+
+class ThreadCalls:
+    """``train.weight_sync.updater.Calls``: each end on a thread of its own, so that one can fall silent."""
+
+    def __init__(self, ends: Ends) -> None:
+        self.threads = {end: ThreadPoolExecutor(1) for end in (ends.sending, ends.receiving)}
+        self.ends = ends
+
+    def sending(self, call: str, *arguments: object) -> list[Future]:
+        return [self.threads[self.ends.sending].submit(getattr(self.ends.sending, call), *arguments)]
+
+    def receiving(self, call: str, *arguments: object) -> Future:
+        return self.threads[self.ends.receiving].submit(getattr(self.ends.receiving, call), *arguments)
+
+    def wait(self, begun: list[Future], timeout: float) -> list[object]:
+        return [future.result(timeout) for future in begun]
+
+
+def test_an_engine_that_hangs_ends_the_update_in_time_and_one_that_fails_is_quoted(ends, tmp_path, monkeypatch):
+    """trl 6797: the update has a time limit, and the error holds the engine's own words."""
+    monkeypatch.setattr(updating, "_GIVE_UP", 0.1)
+    updater = WeightUpdater(ThreadCalls(ends), check_equal=False)
+    updater.open(plan("tensor", tmp_path, timeout=30.0))
+    real = ends.engine.update_weights
+
+    def failing(tensors: object) -> None:
+        raise EngineError("the server says: CUDA error 700")
+
+    ends.receiving._engine = Changed(ends.engine, update_weights=failing)
+    with pytest.raises(EngineError, match="the server says: CUDA error 700"):
+        updater.update(0)
+    release = threading.Event()
+
+    def hanging(tensors: object) -> None:
+        release.wait(60)
+        real(tensors)
+
+    ends.receiving._engine = Changed(ends.engine, update_weights=hanging)
+    updater.open(plan("tensor", tmp_path, timeout=0.3))
+    says = r"step 'take' over --weight-update-channel tensor was not done within --weight-update-timeout 0.3 s"
+    with pytest.raises(RunError, match=says):
+        updater.update(1)
+    release.set()
+    ends.receiving._engine = ends.engine
+    updater.open(plan("tensor", tmp_path))
+    updater.update(2)
+    assert ends.engine.state() == "2"
+
+
+class Changed:
+    """An engine some of whose calls are others."""
+
+    def __init__(self, engine: BlockingEngine, **calls: object) -> None:
+        self._engine, self._calls = engine, calls
+
+    def __getattr__(self, name: str) -> object:
+        return self._calls.get(name) or getattr(self._engine, name)
