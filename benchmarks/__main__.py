@@ -15,6 +15,7 @@ BENCHMARKS: dict[str, list[str]] = {
     "async_rollout": [],
     "process_groups": [],
     "offload": [],
+    "weight_update": [],
     "model_io": [],
     "decode": ["--threads", "1"],
     "train_step": [],

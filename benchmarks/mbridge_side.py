@@ -54,7 +54,7 @@ def engine_name(name: str) -> str:
 class MbridgeSide:
     """mbridge's bridge for the model's config, on the model's own parameters."""
 
-    def __init__(self, model: Any, hf_config: Any) -> None:
+    def __init__(self, model: Any, hf_config: Any, dtype: torch.dtype) -> None:
         from mbridge import AutoBridge
 
         self.model = TransformerEngineNames(model)
@@ -63,7 +63,7 @@ class MbridgeSide:
                 norm = layer.pre_mlp_layernorm
                 layer.mlp.linear_fc1.register_parameter("layer_norm_weight", norm.weight)
                 del layer.pre_mlp_layernorm
-        self.bridge = AutoBridge.from_config(hf_config, dtype=torch.bfloat16)
+        self.bridge = AutoBridge.from_config(hf_config, dtype=dtype)
 
     @torch.no_grad()
     def load(self, directory: Path) -> None:

@@ -1,14 +1,14 @@
 """Loading and exporting a Hugging Face model: the weight table, against mbridge's converters.
 
-    python -m benchmarks.model_io [--repeats N] [--threads N] [--size NAME] [--json FILE]
+    python -m benchmarks.model_io [--repeats N] [--threads N] [--size NAME] [--dtype NAME] [--json FILE]
 
-Both sides fill and write the same Megatron parameters, in bf16, from and to the same file, on one rank. mbridge knows
-TransformerEngine's layers only, so its side sees the parameters under TransformerEngine's names. Beside them the limit:
-a plain read of the file into memory that is there already, and a plain write of as many bytes. Files are in the page
-cache when they are read; every export ends with its bytes on the disk (fsync, which mbridge leaves out and is done for
-it here). ``accelrl export`` of the same directory is timed with one worker and with several. Memory and bytes read are
-of a fresh process that builds the model and loads it; mapped pages of the files, which the kernel may take back at any
-time, are counted too.
+Both sides fill and write the same Megatron parameters, in bf16 or fp32, from and to the same file, on one rank. mbridge
+knows TransformerEngine's layers only, so its side sees the parameters under TransformerEngine's names. Beside them the
+limit: a plain read of the file into memory that is there already, and a plain write of as many bytes. Files are in the
+page cache when they are read; every export ends with its bytes on the disk (fsync, which mbridge leaves out and is done
+for it here). ``accelrl export`` of the same directory is timed with one worker and with several. Memory and bytes read
+are of a fresh process that builds the model and loads it; mapped pages of the files, which the kernel may take back at
+any time, are counted too.
 """
 
 from __future__ import annotations
@@ -75,17 +75,18 @@ WORKERS = (1, 2, 4)
 Timing = dict[str, float]
 
 
-def write_model(size: str, name: str, directory: Path) -> None:
+def write_model(size: str, name: str, directory: Path, dtype: str) -> None:
     config_class, model_class, values = SIZES[size][name]
     torch.manual_seed(0)
-    model_class(config_class(**(SHARED | values))).bfloat16().save_pretrained(directory, max_shard_size="50GB")
+    model = model_class(config_class(**(SHARED | values))).to(getattr(torch, dtype))
+    model.save_pretrained(directory, max_shard_size="50GB")
 
 
 @contextlib.contextmanager
-def one_rank() -> Iterator[RunConfig]:
+def one_rank(dtype: str) -> Iterator[RunConfig]:
     accelerator = select_accelerator("cpu")
     prepare_megatron(accelerator)
-    config = RunConfig.model_validate({"model": {"bf16": True}})
+    config = RunConfig.model_validate({"model": {"bf16": dtype == "bfloat16"}})
     join_ranks(config, accelerator, rank=0, world_size=1, store_path=None)
     try:
         yield config
@@ -143,7 +144,7 @@ def fresh(target: Path) -> Path:
 
 def measure(directory: Path, repeats: int, config: RunConfig) -> dict[str, Any]:
     ours, plain = OurSide(directory, config), PlainFile(directory)
-    theirs = MbridgeSide(ours.model, ours.hf_config)
+    theirs = MbridgeSide(ours.model, ours.hf_config, next(ours.model.parameters()).dtype)
     target = directory.with_name("out")
     saves = {
         "accelrl": lambda: ours.save(target, directory),
@@ -235,11 +236,11 @@ def peak_of(work: Callable[[], Any]) -> tuple[Any, dict[str, int]]:
     return result, {name: max(most[name], size - before[name]) for name, size in resident().items()}
 
 
-def memory(directory: Path) -> None:
+def memory(directory: Path, dtype: str) -> None:
     """In a process of its own: what building the model and loading it takes."""
-    with tempfile.TemporaryDirectory() as scratch, one_rank() as config:
+    with tempfile.TemporaryDirectory() as scratch, one_rank(dtype) as config:
         name = load_hf_config(directory).model_type
-        write_model("tiny", name, Path(scratch))
+        write_model("tiny", name, Path(scratch), dtype)
         OurSide(Path(scratch), config).load(Path(scratch))  # imports, arenas, threads: what a first load brings along
 
         def work() -> tuple[OurSide, LoadReport]:
@@ -264,22 +265,23 @@ def main() -> None:
     command = parser(__doc__, repeats=5)
     command.add_argument("--threads", type=int, default=1, help="torch threads (default: 1)")
     command.add_argument("--size", choices=SIZES, default="200m", help="of the models (default: 200m)")
+    command.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16", help="(default: bfloat16)")
     command.add_argument("--memory-of", type=Path, default=None, metavar="DIR", help="a load's memory, and no more")
     args = command.parse_args()
     torch.set_num_threads(args.threads)
     warnings.filterwarnings("ignore")
     if args.memory_of is not None:
-        memory(args.memory_of)
+        memory(args.memory_of, args.dtype)
         return
     results: dict[str, Any] = {}
-    with tempfile.TemporaryDirectory() as scratch, one_rank() as config:
+    with tempfile.TemporaryDirectory() as scratch, one_rank(args.dtype) as config:
         for name in SIZES[args.size]:
             print(f"{name}:", file=sys.stderr, flush=True)
             directory = Path(scratch) / name
-            write_model(args.size, name, directory)
+            write_model(args.size, name, directory, args.dtype)
             results[name] = measure(directory, args.repeats, config)
             results[name]["memory"] = in_process(
-                "benchmarks.model_io", "--memory-of", str(directory), threads=args.threads
+                "benchmarks.model_io", "--memory-of", str(directory), "--dtype", args.dtype, threads=args.threads
             )
             shutil.rmtree(directory)
     report("model_io", {"models": results}, tables(results), args.json)
