@@ -85,11 +85,12 @@ class CausalAttention(torch.nn.Module):
         if self.softmax_offset is not None:
             q, k, v = _with_sink(q, k, v, self.softmax_offset.to(q.dtype) / scale)
         widest = max(q.shape[-1], v.shape[-1])  # kernels without a score tensor take heads of one width
-        q, k, v = (pad(x, (0, widest - x.shape[-1])) for x in (q, k, v))
+        q, k, v = (x if x.shape[-1] == widest else pad(x, (0, widest - x.shape[-1])) for x in (q, k, v))
         attend = partial(scaled_dot_product_attention, scale=scale, enable_gqa=grouped)
         if self.window is None or self.window >= length:
-            first = k.shape[2] - length  # a sink is a key before the first token's, which a query there alone sees too
-            out = attend(pad(q, (0, 0, first, 0)), k, v, is_causal=True)[:, :, first:]
+            if self.softmax_offset is not None:  # a key before the first token's, and a query there, so that all fits
+                q = pad(q, (0, 0, 1, 0))
+            out = attend(q, k, v, is_causal=True)[:, :, -length:]
         else:
             out = self._in_window(q, k, v, attend)
         return out[..., :width].permute(2, 0, 1, 3)
