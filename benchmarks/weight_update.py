@@ -246,7 +246,9 @@ def measure_delta(calls: PipeCalls, directory: Path, bucket_bytes: int, repeats:
 def main() -> None:
     command = parser(__doc__, repeats=5)
     command.add_argument("--size", choices=SIZES, default="200m", help="of the model (default: 200m)")
-    command.add_argument("--bucket-bytes", type=int, default=64 << 20, help="of a bucket (default: 64 MiB)")
+    command.add_argument(
+        "--bucket-bytes", type=int, default=128 << 20, help="of a bucket (default: 128 MiB, the largest tensor)"
+    )
     args = command.parse_args()
     import os
 

@@ -33,9 +33,13 @@ class Place:
 
 
 class SharedBuffer:
-    """Growing shared memory in a file without a name that lasts: it is removed once the other end has opened it."""
+    """Growing shared memory in a file without a name that lasts: it is removed once the other end has opened it.
 
-    def __init__(self, fallback: Path) -> None:
+    It grows beyond ``limit`` bytes only where more is asked for at once.
+    """
+
+    def __init__(self, fallback: Path, limit: int) -> None:
+        self._limit = limit
         self._parents = [SHARED, Path(tempfile.gettempdir()), fallback] if SHARED.is_dir() else [fallback]
         self._path: Path | None = None
         self._descriptor = -1
@@ -49,7 +53,7 @@ class SharedBuffer:
     def reserve(self, used: int, nbytes: int) -> torch.Tensor:
         """uint8 [nbytes or more] whose first ``used`` bytes are as they were."""
         if nbytes > self._capacity:
-            self._grow(used, max(nbytes, min(2 * self._capacity, nbytes + (64 << 20))))
+            self._grow(used, max(nbytes, min(2 * self._capacity, self._limit)))
         assert self._map is not None
         return as_bytes(self._map, self._capacity)
 
@@ -105,7 +109,7 @@ class SharedMemorySender(Sender):
 
     def __init__(self, plan: UpdatePlan) -> None:
         self._plan = plan
-        self._buffers = [SharedBuffer(Path(plan.directory)) for _ in range(2)]
+        self._buffers = [SharedBuffer(Path(plan.directory), plan.bucket_bytes) for _ in range(2)]
         self._probe: tuple[Path, int] | None = None
         self._turn = 0
 
