@@ -74,8 +74,8 @@ TWO_RANKS |= {
     for name, cut in (("tensor", TENSOR), ("pipeline", PIPELINE))
 }
 OFFLOADED = {"offload": True, "check_offload_equal": True}
-CASES |= {
-    f"{name}, offloaded": (CASES[name][0], CASES[name][1] | {"offload": OFFLOADED})
+TWO_RANKS |= {
+    f"{name}, offloaded": (TWO_RANKS[name][0], TWO_RANKS[name][1] | {"offload": OFFLOADED})
     for name in ("tensor and sequence", "data", "tied, pipeline", "mixture, tensor and expert")
 }
 FOUR_RANKS = {
