@@ -62,7 +62,7 @@ def test_weights_are_broadcast_from_one_machine_to_another(networks, tmp_path):
     calls = ProcessCalls(start_trainer(model_dir, here), start_engine(model_dir, there))
     try:
         updater = WeightUpdater(calls, check_equal=True)
-        updater.open(plan("distributed", tmp_path, one_machine=False))
+        updater.open(plan("distributed", tmp_path, timeout=300.0, one_machine=False))
         updater.update(0)
         assert calls.engine.call("greedy") == (hf_greedy(model_dir), 0)
         calls.engine.end()

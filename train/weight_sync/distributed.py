@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import sys
 from collections.abc import Iterator, Mapping
 from datetime import timedelta
 from pathlib import Path
@@ -132,6 +133,9 @@ def _store(plan: UpdatePlan, offer: Offer) -> dist.Store:
 
 def node_address() -> str:
     """This machine's address on the cluster, as Ray's other nodes reach it; without Ray, that of its way to others."""
-    import ray
+    if "ray" in sys.modules:  # else this process is no worker of Ray's
+        import ray
 
-    return str(ray.util.get_node_ip_address()) if ray.is_initialized() else own_address()
+        if ray.is_initialized():
+            return str(ray.util.get_node_ip_address())
+    return own_address()
