@@ -164,6 +164,16 @@ async def test_after_the_last_restart_everybody_who_waits_is_told_what_happened(
         await case.recovery.stop()
 
 
+async def test_after_an_update_that_failed_one_that_does_not_answer_at_once_is_brought_back(case):
+    await case.recovery.hold("update")
+    case.servers[0].answers = False  # dead, and its supervisor is not done with it
+    await case.recovery.check()
+    assert case.calls == []
+    await case.recovery.check(ask=True)
+    assert case.calls == BACK
+    case.recovery.let_go("update")
+
+
 async def test_a_server_of_somebody_else_is_not_started_again(case):
     case.servers[1].ours = False
     case.servers[1].alive = False

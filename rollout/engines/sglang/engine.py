@@ -319,7 +319,7 @@ class SGLangEngine:
         assert self._expected is not None
         recovery = self._running()
         await recovery.hold("update")
-        await recovery.check()
+        await recovery.check(ask=bool(self._update_failure))  # a server may be why the update before this one failed
         await all_of(*(server.pause(self._settings.pause_mode) for server in self._updated()))
         self._expected.begin()
         self._update_failure = ""

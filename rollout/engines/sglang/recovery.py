@@ -79,8 +79,16 @@ class Recovery:
         if self.failure is not None:
             raise self.failure
 
-    async def check(self) -> None:
-        """Look now, and bring back what is dead; the caller holds ``lock``."""
+    async def check(self, *, ask: bool = False) -> None:
+        """Look now, and bring back what is dead; the caller holds ``lock``.
+
+        With ``ask`` one that does not answer now is dead too: its supervisor may still be at clearing away after it.
+        """
+        if ask:
+            await asyncio.gather(*(self._ask(server) for server in self._servers))
+            for server in self._servers:
+                if self._unanswered[server.name]:
+                    self._unanswered[server.name] = _FAILURES
         dead = [server for server in self._servers if not server.alive or self._unanswered[server.name] >= _FAILURES]
         try:
             if dead or not self._router.alive:
