@@ -236,9 +236,9 @@ class RayRuntime:
             self._connect_weights()
             self._turns.before_first_update()
             self._hand_over()
-            self._turns.to_rollout()
             if self._released is not None:
                 self._released.end(self._trainers, self._rollout)  # they begin from the same again
+            self._turns.to_rollout()
         spare_from_collection()
 
     def step(self, rollout_id: int) -> StepOutput:
@@ -268,8 +268,9 @@ class RayRuntime:
         metrics["perf/rollout_time"] = output.metrics["perf/rollout_time"] + settled - trained
         metrics["perf/train_time"] = trained - started
         metrics["perf/update_weights_time"] = time.perf_counter() - updating
+        released = self._release_trainers()  # before the engine takes the devices
         self._turns.to_rollout()
-        return output.with_metrics(metrics | made | self._release_trainers() | self._turns.metrics())
+        return output.with_metrics(metrics | made | released | self._turns.metrics())
 
     def _roll_out(self, rollout_id: int) -> tuple[Any, StepOutput]:
         """A reference to the batch (None when nothing is left to train on), and what there is to say of the rollout."""
@@ -324,6 +325,8 @@ class RayRuntime:
         import ray
 
         with _plain_errors(), self._turns.trainer_in_between(WEIGHTS):
+            if not self._trainers:
+                self._turns.to_trainer()
             self._remake_trainers()
             ray.get([trainer.save_hf.remote(directory) for trainer in self._trainers])
 

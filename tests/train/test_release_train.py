@@ -81,6 +81,7 @@ def _trainers_seen(directory: Path) -> list[list[int]]:
             marks=pytest.mark.nightly,
             id="two data ranks, bf16, distributed",
         ),
+        pytest.param(("--colocate", "--no-offload-train"), marks=pytest.mark.nightly, id="on the engine's device"),
     ],
 )
 def test_a_run_whose_trainer_comes_and_goes_is_the_run_with_one_that_stays(tmp_path: Path, flags: tuple[str, ...]):
