@@ -28,7 +28,7 @@ def steps_of(engine: str, precision: str, steps: int) -> list[dict[str, float]]:
         run_dir = Path(name) / "run"
         command = [sys.executable, "-m", "train", "--accelerator", "cpu", "--launcher", "inline", "--progress", "off"]
         command += ["--rollout-engine", engine, "--num-rollout", str(steps), "--output-dir", str(run_dir), "--use-tis"]
-        command += ["--rollout-batch-size", "16", "--lr-warmup-iters", "0"]
+        command += ["--rollout-batch-size", "16", "--lr-warmup-iters", "0", "--skip-eval-before-train"]
         command += ["--bf16"] if precision == "bf16" else []
         environment = os.environ | thread_env(1)
         done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
@@ -40,11 +40,12 @@ def steps_of(engine: str, precision: str, steps: int) -> list[dict[str, float]]:
 def main(argv: list[str] | None = None) -> None:
     flags = parser(__doc__, repeats=1)
     flags.add_argument("--engines", nargs="+", choices=("torch", "sglang"), default=["torch", "sglang"])
+    flags.add_argument("--precisions", nargs="+", choices=("fp32", "bf16"), default=["fp32", "bf16"])
     flags.add_argument("--steps", type=int, default=5, help="training steps of each run (default: 5)")
     args = flags.parse_args(argv)
     rows, results = [], {}
     for engine in args.engines:
-        for precision in ("fp32", "bf16"):
+        for precision in args.precisions:
             steps = steps_of(engine, precision, args.steps)
             largest = max(step[COLUMNS[1]] for step in steps)
             means = {key: fmean(step[key] for step in steps) for key in COLUMNS} | {COLUMNS[1]: largest}
