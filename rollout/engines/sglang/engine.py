@@ -282,9 +282,9 @@ class SGLangEngine:
             return
         if await self._open_channel().reload(server):
             await self._check_version(server, self._version)
-        elif self._running().holds("update"):
-            await server.pause(self._settings.pause_mode)  # it answers nothing until the update that comes next
-        else:
+        elif not self._running().holds(
+            "update"
+        ):  # else everything comes next; the router lists no server that is paused
             raise EngineError(f"{server.name} is back, and the weights of version {self._version} were not kept")
 
     async def abort(self, request_id: str | None = None) -> None:
