@@ -197,10 +197,12 @@ class PipeCalls:
 def measure_tensor(calls: PipeCalls, directory: Path, bucket_bytes: int, repeats: int) -> dict[str, Any]:
     both = (calls.trainer, calls.engine)
     updater = WeightUpdater(calls, check_equal=False)
+    plan, versions = UpdatePlan("tensor", bucket_bytes, TIMEOUT, str(directory)), iter(range(10**6))
+    updater.open(plan)
+    updater.update(next(versions))  # the engine's own weights are there from now on
     for process in both:
         process.call("watch")
-    updater.open(UpdatePlan("tensor", bucket_bytes, TIMEOUT, str(directory)))
-    versions = iter(range(10**6))
+    updater.open(plan)
     nbytes = updater.update(next(versions))["perf/update_weights_bytes"]
     watched = [process.call("watched") for process in both]
     extra = sum(most["RssAnon"] for most in watched) + max(most["RssShmem"] for most in watched)
