@@ -6,7 +6,9 @@ Here the trainer is alone in them; real servers are in those of ``test_sglang_tr
 from __future__ import annotations
 
 import asyncio
+import socket
 import threading
+from urllib.parse import urlsplit
 
 import pytest
 import torch
@@ -139,6 +141,19 @@ async def test_a_stranger_is_not_heard_and_a_trainer_that_has_gone_is_named(send
     orders.close()
     with pytest.raises(EngineError, match="cannot be reached"):
         await open_orders(offer)
+
+
+@pytest.mark.parametrize(
+    "said", [b"GET / HTTP/1.1\r\n\r\n", b"[1]\n", b'{"word": "\\ud800"}\n', b"\xff\xfe\n", b"x" * 200_000, b""]
+)
+async def test_whoever_else_connects_does_not_end_the_channel(said, sender):
+    _, offer = sender
+    address = urlsplit(offer.place)
+    with socket.create_connection((address.hostname, address.port), timeout=10) as scanner:
+        scanner.sendall(said)
+        orders = await asyncio.wait_for(open_orders(offer), 10)  # also while the other says nothing
+        await asyncio.wait_for(orders.join("here", 1), 10)
+        orders.close()
 
 
 def test_servers_take_weights_from_the_trainer_itself_where_distributed_is_asked_for():

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import json
+import secrets
 import socket
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from datetime import timedelta
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -31,10 +32,13 @@ from train.weight_sync.sending import Sender, Weights
 
 _LIVE = 2  # buckets of which the device's copy is there: the one that is sent, and the one that is packed meanwhile
 _CLOSE_TIMEOUT = 5.0
+_WORD_TIMEOUT = 10.0  # seconds in which whoever connects has to say the word
+_LONGEST_ORDER = 4096  # bytes
 
 
 class ServerGroupSender(Sender):
-    """Packs buckets on the device, and does what the rollout worker orders on a thread of its own.
+    """Packs buckets on the device, and does what the rollout worker orders on threads of its own, a connection each:
+    a stranger who connects, such as a scan of ports, ends nothing and is waited for by nobody.
 
     With ``plan.keeps_weights`` each bucket is copied to host memory too, until the next update: a server that is
     started again gets it from there, whatever the trainer does to its weights meanwhile.
@@ -52,19 +56,20 @@ class ServerGroupSender(Sender):
         self._listening: socket.socket | None = None
         self._store: dist.TCPStore | None = None
         self._groups: dict[str, UpdateGroup] = {}
-        self._thread: threading.Thread | None = None
-        self._connection: socket.socket | None = None
+        self._connections: dict[threading.Thread, socket.socket] = {}  # of threads that are alive
+        self._connecting = threading.Lock()
+        self._ordering = threading.Lock()  # one order at a time
 
     def open(self) -> Offer:
         host = own_address(self._plan)
         self._store = open_store(host, self._timeout)
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        self._listening = socket.create_server((host if self._plan.one_machine else "", 0), family=family)
+        self._listening = socket.create_server((host, 0), family=family)
         return Offer(base_url(host, self._listening.getsockname()[1]), self._word)
 
     def connect(self) -> None:
-        self._thread = threading.Thread(target=self._serve, name="weights to servers", daemon=True)
-        self._thread.start()
+        assert self._listening is not None
+        self._begin(self._serve, self._listening)
 
     def buckets(self, version: int, held: int | None, weights: Weights) -> Iterator[Bucket]:  # noqa: ARG002
         self._buckets, self._kept, self._live, self._nbytes = [], [], {}, 0
@@ -87,14 +92,14 @@ class ServerGroupSender(Sender):
         self._buffer = torch.empty(0, dtype=torch.uint8, device=self._accelerator.device())
 
     def close(self) -> None:
-        for opened in (self._listening, self._connection):
-            if opened is not None:
-                with contextlib.suppress(OSError):
-                    opened.shutdown(socket.SHUT_RDWR)  # wakes the thread up
-                opened.close()
-        self._listening = self._connection = None
-        if self._thread is not None:
-            self._thread.join(_CLOSE_TIMEOUT)
+        with self._connecting:
+            listening, self._listening = self._listening, None
+            left = dict(self._connections)
+        if listening is not None:
+            _hang_up(listening)  # also where nothing serves it yet
+        for thread, opened in left.items():
+            _hang_up(opened)  # wakes the thread up
+            thread.join(_CLOSE_TIMEOUT)
         for group in self._groups.values():
             group.close()
         self._groups, self._store = {}, None
@@ -110,22 +115,49 @@ class ServerGroupSender(Sender):
             self._buffer = grown
         return self._buffer
 
-    def _serve(self) -> None:
-        """One connection after the other, until ``close``."""
-        listening = self._listening
-        assert listening is not None
-        while True:
-            try:
-                self._connection, _ = listening.accept()
-            except OSError:
+    def _begin(self, task: Callable[[socket.socket], None], opened: socket.socket) -> None:
+        def run() -> None:
+            with opened, contextlib.suppress(OSError):  # the other end has gone, or ``close`` hung up
+                task(opened)
+            with self._connecting:
+                del self._connections[thread]
+
+        thread = threading.Thread(target=run, name="weights to servers", daemon=True)
+        with self._connecting:
+            if self._listening is None:  # closed meanwhile
+                opened.close()
                 return
-            with self._connection as connection, contextlib.suppress(OSError), connection.makefile("rwb") as stream:
-                for line in stream:
-                    order: Order = json.loads(line)
-                    if order.get("word") != self._word:
-                        break  # nobody of this run
-                    stream.write(json.dumps(self._done(order)).encode() + b"\n")
-                    stream.flush()
+            self._connections[thread] = opened
+            thread.start()
+
+    def _serve(self, listening: socket.socket) -> None:
+        while True:
+            connection, _ = listening.accept()
+            self._begin(self._obey, connection)
+
+    def _obey(self, connection: socket.socket) -> None:
+        connection.settimeout(_WORD_TIMEOUT)
+        with connection.makefile("rwb") as stream:
+            while line := stream.readline(_LONGEST_ORDER):
+                order = self._order(line)
+                if order is None:
+                    return
+                connection.settimeout(None)
+                with self._ordering:
+                    answer = self._done(order)
+                stream.write(json.dumps(answer).encode() + b"\n")
+                stream.flush()
+
+    def _order(self, line: bytes) -> Order | None:
+        """None of somebody who is not of this run."""
+        try:
+            said: Any = json.loads(line)
+            word = str(said["word"]).encode()
+        except (ValueError, LookupError, TypeError, RecursionError):
+            return None
+        if not secrets.compare_digest(word, self._word.encode()):
+            return None
+        return cast(Order, said)
 
     def _done(self, order: Order) -> dict[str, Any]:
         try:
@@ -159,6 +191,12 @@ class ServerGroupSender(Sender):
                 raise RunError(f"bucket {number} is not kept; it was of an update before")
             raw = self._kept[number].to(self._accelerator.device())
         return self._buckets[number], raw
+
+
+def _hang_up(opened: socket.socket) -> None:
+    with contextlib.suppress(OSError):  # not connected, or closed already
+        opened.shutdown(socket.SHUT_RDWR)
+    opened.close()
 
 
 class ServerGroupReceiver:
