@@ -55,13 +55,20 @@ class DiskSender(Sender):
         return Offer(str(self._root / "probe"), word)
 
     def buckets(self, version: int, held: int | None, weights: Weights) -> Iterator[Bucket]:
+        from safetensors import SafetensorError
+
         before = self._manifest
         builds_on = before if self._delta and before is not None and held == before.version else None
         self._manifest = None  # nothing to build on until this one is written
         self._number += 1
+        assert self._root is not None
+        partial = self._root / f"update-{self._number:06d}.partial"
         try:
-            self._manifest = self._write(version, builds_on, weights)
-        except OSError as error:
+            self._manifest = self._write(partial, version, builds_on, weights)
+        except BaseException as error:
+            shutil.rmtree(partial, ignore_errors=True)  # another try needs its room
+            if not isinstance(error, (OSError, SafetensorError)):
+                raise
             raise RunError(
                 f"{_DIRECTORY_FLAG} {self._plan.directory}: {error}; the weights were not updated"
             ) from error
@@ -80,13 +87,11 @@ class DiskSender(Sender):
             shutil.rmtree(root, ignore_errors=True)
             os.close(self._lock)
 
-    def _write(self, version: int, before: Manifest | None, weights: Weights) -> Manifest:
+    def _write(self, partial: Path, version: int, before: Manifest | None, weights: Weights) -> Manifest:
         from safetensors.torch import save_file
 
-        assert self._root is not None
         known = {} if before is None else before.tensors | before.kept
-        final = self._root / f"update-{self._number:06d}"
-        partial = final.with_suffix(".partial")
+        final = partial.with_suffix("")
         partial.mkdir()
         files: dict[str, str] = {}
         tensors: dict[str, str] = {}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import socket
 import sys
 from collections.abc import Iterator, Mapping
@@ -18,7 +20,7 @@ from accel.comm.update_group import UpdateGroup, open_store
 from accel.contract import Accelerator
 from samples.errors import InputError
 from train.weight_sync.buckets import Bucket, pack
-from train.weight_sync.leftovers import new_name
+from train.weight_sync.leftovers import held_directory, new_name, sweep
 from train.weight_sync.plan import Offer, UpdatePlan
 from train.weight_sync.sending import Sender, Weights
 
@@ -31,7 +33,8 @@ class BroadcastSender(Sender):
     def __init__(self, plan: UpdatePlan, accelerator: Accelerator) -> None:
         self._plan, self._accelerator = plan, accelerator
         self._store: dist.Store | None = None
-        self._file: Path | None = None
+        self._root: Path | None = None  # of the store, where that is a file
+        self._lock = -1
         self._name = new_name()
         self._group: UpdateGroup | None = None
         self._buffer = torch.empty(0, dtype=torch.uint8, device=accelerator.device())
@@ -39,9 +42,18 @@ class BroadcastSender(Sender):
 
     def open(self) -> Offer:
         if self._plan.one_machine:  # no port has to be opened for the store
-            self._file = Path(self._plan.directory) / f"{self._name}.store"
-            self._store = dist.FileStore(str(self._file), 2)
-            return Offer(str(self._file), self._name)
+            parent = Path(self._plan.directory)
+            try:
+                parent.mkdir(parents=True, exist_ok=True)
+                sweep(parent)
+                self._root, self._lock = held_directory(parent)
+            except OSError as error:
+                raise InputError(
+                    f"--weight-update-dir {parent}: cannot be written ({error.strerror}); give another"
+                ) from error
+            file = str(self._root / "store")
+            self._store = dist.FileStore(file, 2)
+            return Offer(file, self._name)
         host = node_address()
         self._store = store = open_store(host, timedelta(seconds=self._plan.timeout))
         return Offer(tcp_address(host, store.port), self._name)
@@ -67,8 +79,10 @@ class BroadcastSender(Sender):
         group, self._group, self._store = self._group, None, None
         if group is not None:
             group.close()
-        if self._file is not None:
-            self._file.unlink(missing_ok=True)
+        root, self._root = self._root, None
+        if root is not None:
+            shutil.rmtree(root, ignore_errors=True)
+            os.close(self._lock)
 
     def _reserve(self, used: int, nbytes: int) -> torch.Tensor:
         if nbytes > self._buffer.numel():

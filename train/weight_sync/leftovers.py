@@ -7,9 +7,12 @@ import fcntl
 import os
 import secrets
 import shutil
+import stat
+import time
 from pathlib import Path
 
 PREFIX = "accelrl-weights-"
+_UNNAMED = 60.0  # seconds after which what has no lock and not yet its name is nobody's
 
 
 def held_file(parent: Path) -> tuple[Path, int]:
@@ -42,9 +45,12 @@ def new_name() -> str:
 
 def sweep(parent: Path) -> None:
     """Remove from ``parent`` what killed processes of this user left: names of ours whose lock nobody holds."""
-    for path in parent.glob(f"{PREFIX}*"):
+    for path in (*parent.glob(f"{PREFIX}*"), *parent.glob(f".{PREFIX}*")):
         with contextlib.suppress(OSError):  # another process sweeps too, or it is none of ours
-            if path.is_symlink() or path.stat().st_uid != os.geteuid():
+            found = path.lstat()
+            if stat.S_ISLNK(found.st_mode) or found.st_uid != os.geteuid():
+                continue
+            if path.name.startswith(".") and time.time() - found.st_mtime < _UNNAMED:
                 continue
             descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
             try:

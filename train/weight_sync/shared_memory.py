@@ -20,6 +20,11 @@ from train.weight_sync.sending import Sender, Weights
 SHARED = Path("/dev/shm")
 
 
+def _places(fallback: Path) -> list[Path]:
+    """Where shared memory may lie, the fastest first."""
+    return [SHARED, Path(tempfile.gettempdir()), fallback] if SHARED.is_dir() else [fallback]
+
+
 class SharedMemoryFull(OSError):
     """No place has room for a buffer."""
 
@@ -40,7 +45,7 @@ class SharedBuffer:
 
     def __init__(self, fallback: Path, limit: int) -> None:
         self._limit = limit
-        self._parents = [SHARED, Path(tempfile.gettempdir()), fallback] if SHARED.is_dir() else [fallback]
+        self._parents = _places(fallback)
         self._path: Path | None = None
         self._descriptor = -1
         self._map: mmap.mmap | None = None
@@ -114,13 +119,24 @@ class SharedMemorySender(Sender):
         self._turn = 0
 
     def open(self) -> Offer:
-        parent = SHARED if SHARED.is_dir() else Path(self._plan.directory)
-        sweep(parent)
-        self._probe = held_file(parent)
-        path, descriptor = self._probe
         word = new_name()
-        os.write(descriptor, word.encode())
-        return Offer(str(path), word)
+        failures: list[str] = []
+        places = _places(Path(self._plan.directory))
+        for parent in places:
+            sweep(parent)
+        for parent in places:
+            try:
+                self._probe = path, descriptor = held_file(parent)
+                os.write(descriptor, word.encode())
+            except OSError as error:  # full, or not to be written to: the same places as for a buffer
+                failures.append(f"{parent} ({error.strerror})")
+                self._end_probe()
+            else:
+                return Offer(str(path), word)
+        raise InputError(
+            f"--weight-update-channel tensor: no memory can be shared in {', '.join(failures)}; make room, or use disk "
+            "with another --weight-update-dir"
+        )
 
     def buckets(self, version: int, held: int | None, weights: Weights) -> Iterator[Bucket]:  # noqa: ARG002
         self._end_probe()
