@@ -163,10 +163,10 @@ class Peculiar(InputError):
 def test_a_workers_error_comes_through_whatever_it_is_made_of() -> None:
     from ray.exceptions import RayTaskError
 
-    from train.cluster import _plain_errors
+    from train.actors import plain_errors
 
     cause = Peculiar(flag="--lr", value=3)
-    with pytest.raises(Peculiar, match="--lr 3: no") as caught, _plain_errors():
+    with pytest.raises(Peculiar, match="--lr 3: no") as caught, plain_errors():
         raise RayTaskError("train", "traceback", cause, "ignored", 1, "ignored")
     assert caught.value is cause
 
