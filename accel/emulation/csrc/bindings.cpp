@@ -29,7 +29,8 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   });
   module.def("memory_counts", [](int device) {
     const auto counts = memory_counts(DeviceIndex(device));
-    return std::make_tuple(counts.allocated, counts.peak, counts.allocations, counts.frees, counts.failures);
+    return std::make_tuple(counts.allocated, counts.peak, counts.allocations, counts.frees, counts.failures,
+                           counts.outside);
   });
   module.def("reset_peak", [](int device) { reset_peak(DeviceIndex(device)); });
   module.def("capacity", [] { return settings().bytes_per_device; });

@@ -5,11 +5,14 @@
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
 #include <algorithm>
+#include <atomic>
 #include <functional>
 #include <mutex>
 #include <vector>
 
 #include "aliases.h"
+#include "devices.h"
+#include "memory.h"
 #include "streams.h"
 
 namespace accelrl::musa {
@@ -159,12 +162,18 @@ Tensors flattened(const TensorLists& lists) {
   return all;
 }
 
+// What a communicator holds on its device from its first collective on, until it is shut down: buffers to send from.
+constexpr int64_t kCommunicatorBytes = 4 << 20;
+
 class Mccl final : public c10d::Backend {
  public:
   Mccl(c10::intrusive_ptr<c10d::Backend> carrier, int rank, int size, std::chrono::milliseconds timeout)
       : Backend(rank, size),
         carrier_(std::move(carrier)),
         options_(c10::make_intrusive<c10d::Backend::Options>("mccl", timeout)) {}
+  ~Mccl() override {
+    give_buffers_back();
+  }
 
   const std::string getBackendName() const override {
     return "mccl";
@@ -184,9 +193,11 @@ class Mccl final : public c10d::Backend {
   }
   void abort() override {
     carrier_->abort();
+    give_buffers_back();
   }
   void shutdown() override {
     carrier_->shutdown();
+    give_buffers_back();
   }
 
   // Without coalescing c10d would leave a section's works unwaited for and say nothing.
@@ -347,7 +358,20 @@ class Mccl final : public c10d::Backend {
   }
 
  private:
+  void take_buffers() {
+    if (holder_.exchange(1) == 0) {
+      device_ = current_device();
+      take_outside(device_, kCommunicatorBytes);
+    }
+  }
+  void give_buffers_back() {
+    if (holder_.exchange(0) == 1) {
+      take_outside(device_, -kCommunicatorBytes);
+    }
+  }
+
   WorkPtr work(WorkPtr carried, Tensors outputs, OpType type, Finish finish = {}) {
+    take_buffers();
     auto made = c10::make_intrusive<MusaWork>(
         std::move(carried), std::move(outputs), std::move(finish), rank_, type);
     if (coalescing_) {
@@ -375,6 +399,8 @@ class Mccl final : public c10d::Backend {
   c10::intrusive_ptr<Options> options_;
   bool coalescing_ = false;
   std::vector<WorkPtr> section_;
+  std::atomic<int> holder_{0};
+  DeviceIndex device_ = 0;
 };
 
 }  // namespace

@@ -18,6 +18,7 @@ struct Counters {
   std::atomic<int64_t> allocations{0};
   std::atomic<int64_t> frees{0};
   std::atomic<int64_t> failures{0};
+  std::atomic<int64_t> outside{0};
 };
 
 std::array<Counters, kMaxDevices> counters;
@@ -26,7 +27,7 @@ void take_budget(DeviceIndex device, size_t bytes) {
   mark_used();
   auto& counter = counters[device];
   const int64_t after = counter.allocated += int64_t(bytes);
-  const int64_t capacity = settings().bytes_per_device;
+  const int64_t capacity = settings().bytes_per_device - counter.outside;
   if (C10_UNLIKELY(after > capacity)) {
     counter.allocated -= int64_t(bytes);
     counter.failures++;
@@ -109,7 +110,8 @@ class Allocator final : public c10::DeviceAllocator {
 
   std::pair<size_t, size_t> getMemoryInfo(DeviceIndex device) override {
     const auto capacity = settings().bytes_per_device;
-    return {size_t(capacity - memory_counts(device).allocated), size_t(capacity)};
+    const auto counts = memory_counts(device);
+    return {size_t(capacity - counts.allocated - counts.outside), size_t(capacity)};
   }
 };
 
@@ -183,7 +185,11 @@ class PinnedAllocator final : public at::HostAllocator {
 
 MemoryCounts memory_counts(DeviceIndex device) {
   const auto& counter = counters.at(device);
-  return {counter.allocated, counter.peak, counter.allocations, counter.frees, counter.failures};
+  return {counter.allocated, counter.peak, counter.allocations, counter.frees, counter.failures, counter.outside};
+}
+
+void take_outside(DeviceIndex device, int64_t bytes) {
+  counters.at(device).outside += bytes;
 }
 
 void reset_peak(DeviceIndex device) {

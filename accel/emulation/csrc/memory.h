@@ -18,10 +18,15 @@ struct MemoryCounts {
   int64_t allocations = 0;
   int64_t frees = 0;
   int64_t failures = 0;
+  int64_t outside = 0;
 };
 
 MemoryCounts memory_counts(DeviceIndex device);
 void reset_peak(DeviceIndex device);
+
+// Memory that a library takes from the device past the allocator, as collectives do: free memory shows it, allocated
+// memory does not. Given back by a negative number.
+void take_outside(DeviceIndex device, int64_t bytes);
 
 c10::DeviceAllocator* device_allocator();
 at::HostAllocator* pinned_allocator();

@@ -28,7 +28,7 @@ max_memory_reserved = max_memory_allocated
 
 
 def memory_stats(device: DeviceLike = None) -> dict[str, int]:
-    allocated, peak, allocations, frees, failures = _extension.memory_counts(_get_device_index(device))
+    allocated, peak, allocations, frees, failures, _ = _extension.memory_counts(_get_device_index(device))
     return {
         "allocated_bytes.all.current": allocated,
         "allocated_bytes.all.peak": peak,
@@ -47,9 +47,10 @@ def reset_peak_memory_stats(device: DeviceLike = None) -> None:
 
 
 def mem_get_info(device: DeviceLike = None) -> tuple[int, int]:
-    """(free, total)."""
+    """(free, total). Collectives hold memory that is not free, and that the allocator does not know of."""
     total = _extension.capacity()
-    return total - memory_allocated(device), total
+    allocated, *_, outside = _extension.memory_counts(_get_device_index(device))
+    return total - allocated - outside, total
 
 
 def empty_cache() -> None:

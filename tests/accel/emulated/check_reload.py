@@ -12,6 +12,7 @@ from tests.accel import reload_programs, teardown_programs
 
 accelerator = select_accelerator("musa", emulate=True)
 MEGABYTE = 1 << 20
+COMMUNICATOR = 4 * MEGABYTE  # what the emulated collectives hold on the device
 
 
 @pytest.fixture(scope="module", params=[2, 4])
@@ -36,6 +37,8 @@ def test_fifty_cycles_leave_nothing_behind(ranks, backend):
         assert max(allocated) <= 2 * 4096  # bytes on the device: a work's own tensor, which its thread may still hold
         assert released["threads"] < before["threads"]
         assert released["descriptors"] < before["descriptors"]
+        assert released["communicators"] == 0
+        assert before["communicators"] == 2 * COMMUNICATOR  # of the world and the other group; after is the same
 
 
 def test_overlapping_groups_are_rebuilt(ranks):
