@@ -19,7 +19,13 @@ import torch
 import torch.distributed as dist
 
 from accel import select_accelerator
-from accel.comm import destroy_process_group, init_process_group, release_process_groups, reload_process_groups
+from accel.comm import (
+    destroy_process_group,
+    init_process_group,
+    release_process_groups,
+    reload_process_groups,
+    reloadable_groups,
+)
 from accel.conformance.ranks import RankPool
 from accel.contract import Accelerator
 from benchmarks.harness import parser, ratios, report, table
@@ -51,6 +57,8 @@ def cycle_costs(accelerator: Accelerator, rank: int, world: int, store: dist.Sto
     begin(accelerator, rank, world, dist.PrefixStore("first", store), "reloadable")
     freed: dict[str, int] = {}
     for repeat in range(repeats + 1):
+        for group in reloadable_groups():  # which connect, and take memory, when they are used
+            dist.all_reduce(torch.ones(1, device=accelerator.device()), group=group)
         before = held(accelerator)
         release = timed(lambda: release_process_groups(accelerator))
         freed = {what: before[what] - there for what, there in held(accelerator).items()}
