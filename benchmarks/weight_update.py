@@ -201,6 +201,7 @@ def measure_tensor(calls: PipeCalls, directory: Path, bucket_bytes: int, repeats
     updater.open(plan)
     updater.update(next(versions))  # the engine's own weights are there from now on
     for process in both:
+        process.call("close")  # gives the buffers back, which count
         process.call("watch")
     updater.open(plan)
     nbytes = updater.update(next(versions))["perf/update_weights_bytes"]
