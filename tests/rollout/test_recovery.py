@@ -19,10 +19,14 @@ class StandInServer:
         self.name, self.url, self.worker = name, f"http://{name}", Worker(f"http://{name}")
         self.worker = Worker(self.url)
         self.alive, self.answers, self.asked = True, True, 0
+        self.paused = False
         self._calls = calls
 
     async def is_healthy(self, timeout: float) -> bool:
         self.asked += 1
+        return self.answers and not self.paused
+
+    async def is_up(self, timeout: float) -> bool:
         return self.answers
 
     async def stop(self) -> None:
@@ -167,6 +171,7 @@ async def test_after_the_last_restart_everybody_who_waits_is_told_what_happened(
 async def test_after_an_update_that_failed_one_that_does_not_answer_at_once_is_brought_back(case):
     await case.recovery.hold("update")
     case.servers[0].answers = False  # dead, and its supervisor is not done with it
+    case.servers[1].paused = True  # as the update has left it
     await case.recovery.check()
     assert case.calls == []
     await case.recovery.check(ask=True)

@@ -85,10 +85,9 @@ class Recovery:
         With ``ask`` one that does not answer now is dead too: its supervisor may still be at clearing away after it.
         """
         if ask:
-            await asyncio.gather(*(self._ask(server) for server in self._servers))
-            for server in self._servers:
-                if self._unanswered[server.name]:
-                    self._unanswered[server.name] = _FAILURES
+            up = await asyncio.gather(*(server.is_up(self._timeout) for server in self._servers))
+            gone = [server.name for server, answered in zip(self._servers, up, strict=True) if not answered]
+            self._unanswered |= dict.fromkeys(gone, _FAILURES)
         dead = [server for server in self._servers if not server.alive or self._unanswered[server.name] >= _FAILURES]
         try:
             if dead or not self._router.alive:

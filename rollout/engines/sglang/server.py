@@ -96,6 +96,10 @@ class SGLangServer:
             )
         self.update_session = "/begin_weight_update" in paths
 
+    async def is_up(self, timeout: float) -> bool:
+        """Whether it answers at all, paused or not; ``/health`` has it generate a token."""
+        return await self._client.answers(f"{self.url}/model_info", timeout)
+
     async def is_healthy(self, timeout: float = 5.0) -> bool:
         return await self._client.answers(f"{self.url}/health", timeout)
 
