@@ -21,6 +21,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import psutil
+
 from samples.errors import InputError
 
 # A path of a Unix socket has 107 bytes on Linux and 103 on macOS; Ray's own part of it,
@@ -30,6 +32,7 @@ _INSIDE = "r"  # Ray opens its own directory to every user, so the one that is c
 _PREFIX = "accelrl-"
 _LOCK = ".lock"
 _OWN: dict[Path, int] = {}  # directories of this process, and the descriptors that hold their locks
+_END_TIMEOUT = 10.0  # seconds
 _REMOVAL_TRIES, _REMOVAL_PAUSE = 20, 0.25
 
 
@@ -53,7 +56,9 @@ class LocalRay:
         import ray
 
         _end_without_asking()
+        agents = _started_by_ray() if self._directory is not None else []
         ray.shutdown()
+        _end(agents)
         directory, self._directory = self._directory, None
         if directory is None:
             return
@@ -114,6 +119,26 @@ def _end_without_asking() -> None:
         return
     kill = node.kill_all_processes
     node.kill_all_processes = lambda **options: kill(**options | {"allow_graceful": False})
+
+
+def _started_by_ray() -> list[psutil.Process]:
+    """What the processes of this run's Ray have started: workers, and agents that outlive them by up to minutes."""
+    from ray._private import worker
+
+    node = worker._global_node
+    found: list[psutil.Process] = []
+    for running in node.all_processes.values() if node is not None else ():
+        for info in running:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                found += psutil.Process(info.process.pid).children()
+    return found
+
+
+def _end(processes: list[psutil.Process]) -> None:
+    for process in processes:
+        with contextlib.suppress(psutil.NoSuchProcess):  # also where the number is another process's by now
+            process.kill()
+    psutil.wait_procs(processes, timeout=_END_TIMEOUT)
 
 
 def prepare_environment() -> None:
