@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import tomllib
+from collections.abc import Iterator
 from enum import StrEnum
+from itertools import islice
 from pathlib import Path
+from reprlib import Repr
 from typing import Annotated, Any
 
 import yaml
@@ -28,9 +31,28 @@ def _whole(value: Any) -> Any:
     return value
 
 
-_SHOWN = 120  # characters of a value that a message repeats
+_shown = Repr()  # of a value that a message repeats: its beginning, whatever it would unfold to
+_shown.maxlevel, _shown.maxstring, _shown.maxother = 2, 120, 120
+_MOST_VALUES = 1000  # in a group's overrides; YAML's references can unfold to more than memory holds
 _MOST = 1_000_000  # devices; more is a slip of the pen, and a plan of it would not end
 Count = Annotated[int, BeforeValidator(_whole), Field(le=_MOST)]
+
+
+def _values(value: Any) -> Iterator[Any]:
+    waiting = [value]
+    while waiting:
+        one = waiting.pop()
+        yield one
+        if isinstance(one, dict):
+            waiting.extend(one.values())
+        elif isinstance(one, list):
+            waiting.extend(one)
+
+
+def _bounded(value: Any) -> Any:
+    if sum(1 for _ in islice(_values(value), _MOST_VALUES + 1)) > _MOST_VALUES:
+        raise ValueError(f"more than {_MOST_VALUES} values; YAML's references unfold to that many, or to themselves")
+    return value
 
 
 class _Part(BaseModel):
@@ -43,7 +65,7 @@ class GroupSpec(_Part):
     worker_type: WorkerType = WorkerType.REGULAR
     num_gpus: Count = Field(ge=1)
     num_gpus_per_engine: Count | None = Field(None, ge=1)
-    overrides: dict[str, Any] = Field(default_factory=dict)
+    overrides: Annotated[dict[str, Any], BeforeValidator(_bounded)] = Field(default_factory=dict)
 
 
 class ModelSpec(_Part):
@@ -124,5 +146,5 @@ def _words(problem: Any) -> str:
     if problem["type"] == "missing":
         return "is missing"
     message = problem["msg"].removeprefix("Value error, ").replace("Input should be", "must be")
-    given = repr(problem["input"])
-    return f"{given if len(given) <= _SHOWN else given[:_SHOWN] + ' ...'}: {message}"
+    given = _shown.repr(problem["input"])
+    return f"{given}: {message}"

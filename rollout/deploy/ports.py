@@ -7,6 +7,7 @@ import fcntl
 import os
 import random
 import socket
+import stat
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -36,7 +37,7 @@ class PortLease:
             lock = _locked(port)
             if lock is None:
                 continue
-            if _is_free(host, port):
+            if is_free(host, port):
                 self._held[port] = lock
                 return port
             lock.close()
@@ -67,10 +68,29 @@ def _candidates() -> Iterator[int]:
     return (first + (start + step) % count for step in range(count))
 
 
-def _locked(port: int) -> IO[str] | None:
+def _lock_directory() -> Path:
+    """Ours alone: everybody may write beside it, and could have been there first."""
     directory = Path(tempfile.gettempdir()) / f"accelrl-ports-{os.getuid()}"
-    directory.mkdir(mode=0o700, exist_ok=True)
-    file = os.fdopen(os.open(directory / str(port), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600), "r+")
+    try:
+        directory.mkdir(mode=0o700, exist_ok=True)
+        found = directory.lstat()
+    except OSError as error:
+        raise EngineError(f"{directory}, where ports are held, cannot be made: {error.strerror}; set TMPDIR") from error
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o022:
+        raise EngineError(
+            f"{directory}, where ports are held, is no directory that only this user writes to; remove it, or set "
+            "TMPDIR to a directory of your own"
+        )
+    return directory
+
+
+def _locked(port: int) -> IO[str] | None:
+    place = _lock_directory() / str(port)
+    try:
+        number = os.open(place, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    except OSError as error:
+        raise EngineError(f"{place}, which holds a port, cannot be written: {error.strerror}; set TMPDIR") from error
+    file = os.fdopen(number, "r+")
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -79,7 +99,8 @@ def _locked(port: int) -> IO[str] | None:
     return file
 
 
-def _is_free(host: str, port: int) -> bool:
+def is_free(host: str, port: int) -> bool:
+    """Whether ``port`` can be bound on ``host`` now."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as probe:
         # Without SO_REUSEADDR: a port whose last connection has only just ended would be free for some servers alone.

@@ -105,10 +105,13 @@ class Ends(Protocol):
 async def wait_until_ready(process: Ends, is_ready: Callable[[], Awaitable[bool]], timeout: float, flag: str) -> None:
     """EngineError when ``process`` ends first, or takes longer than ``timeout`` seconds, which ``flag`` sets."""
     deadline, pause = time.monotonic() + timeout, _FIRST_POLL
-    while not await is_ready():
-        if not process.alive:
+    while True:
+        ready = await is_ready()
+        if not process.alive:  # whatever answered then is not it
             status = process.status
             raise EngineError(f"{process.name} ended with status {status} before it was ready{process.last_words()}")
+        if ready:
+            return
         if time.monotonic() > deadline:
             raise EngineError(f"{process.name} was not ready within {timeout:g} s ({flag}){process.last_words()}")
         await asyncio.sleep(pause)

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from rollout.deploy.addresses import base_url
 from rollout.deploy.config import SGLangConfig
-from rollout.deploy.ports import PortLease
+from rollout.deploy.ports import PortLease, is_free
 from rollout.deploy.process import ServerProcess
 from rollout.engines.errors import EngineError
-from rollout.engines.sglang.http import HttpClient, Refusal
+from rollout.engines.sglang.http import HttpClient, Refusal, field_of
+from samples.errors import InputError
 
 _READY_TIMEOUT = 60.0  # seconds; it starts in one or two
 _REGISTER_TIMEOUT = 60.0  # seconds until a worker that was made known is in the list
 _POLL = 0.1
+_LATER = 60  # seconds that the router waits longer for a response than we do, who say so and do not ask again
 AFFINITY_HEADER = "X-SMG-Routing-Key"  # read by --router-policy manual
 
 
@@ -52,7 +54,7 @@ def router_command(
     command += ["--policy", config.router_policy]
     command += ["--log-level", level or config.router_log_level, "--log-dir", str(log_dir)]
     command += ["--prometheus-host", host, "--prometheus-port", str(prometheus_port)]
-    command += ["--request-timeout-secs", str(int(config.sglang_request_timeout))]
+    command += ["--request-timeout-secs", str(int(config.sglang_request_timeout) + _LATER)]
     # Retries and health are ours: a request that the router sent twice would be answered twice, and a server that is
     # paused for new weights is not dead.
     command += ["--disable-retries", "--disable-circuit-breaker", "--disable-health-check"]
@@ -77,6 +79,7 @@ class Router:
         self._model, self._config, self._client, self._ports = model, config, client, ports
         self._python, self._log_dir, self._host, self._disaggregated = python, log_dir, host, disaggregated
         self._workers: dict[str, Worker] = {}
+        self._added: set[str] = set()  # addresses that were not there before
         self._process: ServerProcess | None = None
         self.url = ""
         self.adopted = config.sglang_router_ip is not None
@@ -87,8 +90,12 @@ class Router:
         """Whether its process runs; of one that was adopted nothing is known without asking."""
         return self._process is None or self._process.alive
 
-    async def start(self) -> None:
-        """Return once it answers. EngineError with the end of its log, or with the address that does not answer."""
+    async def start(self, known: Collection[str] = ()) -> None:
+        """Return once it answers. EngineError with the end of its log, or with the address that does not answer.
+
+        ``known``: addresses of servers that one which was given by address may have already. Others would answer
+        requests of ours with weights of their own, so they are an error.
+        """
         config = self._config
         if config.sglang_router_ip is not None:
             assert config.sglang_router_port is not None
@@ -98,7 +105,19 @@ class Router:
                     f"--sglang-router-ip {config.sglang_router_ip} --sglang-router-port {config.sglang_router_port}: "
                     f"{self.url}/health does not answer; start the router, or leave both out to have one started"
                 )
+            if strangers := [one["url"] for one in await self._listed() if one["url"] not in known]:
+                raise EngineError(
+                    f"--sglang-router-ip {config.sglang_router_ip} --sglang-router-port {config.sglang_router_port}: "
+                    f"it sends requests to {', '.join(strangers)} too, which this run does not know; take them out of "
+                    "it, or give a router without servers"
+                )
             return
+        for flag, given in (
+            ("--sglang-router-port", config.sglang_router_port),
+            ("--router-prometheus-port", config.router_prometheus_port),
+        ):
+            if given is not None and not is_free(self._host, given):
+                raise InputError(f"{flag} {given}: it is taken on {self._host}; give another, or leave it out")
         port = config.sglang_router_port or self._ports.take(self._host)
         self.url = base_url(self._host, port)
         prometheus = config.router_prometheus_port or self._ports.take(self._host)
@@ -127,6 +146,7 @@ class Router:
         self._workers[worker.url] = worker
         if worker.url in {one["url"] for one in await self._listed()}:
             return
+        self._added.add(worker.url)
         await self._client.post(f"{self.url}/workers", worker.registration)
         await self._until_listed(worker.url, there=True)
 
@@ -159,9 +179,9 @@ class Router:
         return True
 
     async def stop(self) -> None:
-        """End it, or, one that was adopted, take our workers out of it."""
+        """End it, or, one that was adopted, take out of it what we told it."""
         if self.adopted:
-            for url in list(self._workers):
+            for url in self._added & set(self._workers):
                 await self.deregister(url)
         elif self._process is not None:
             await self._process.stop()
@@ -170,8 +190,14 @@ class Router:
         return self._process.last_words() if self._process is not None else ""
 
     async def _listed(self) -> list[dict[str, Any]]:
-        answer = await self._client.get(f"{self.url}/workers")
-        listed: list[dict[str, Any]] = answer["workers"]
+        """Each with its "url" and "id"."""
+        where = f"{self.url}/workers"
+        listed = field_of(await self._client.get(where), "workers", where)
+        if not isinstance(listed, list):
+            raise EngineError(f"{where} answered with {type(listed).__name__} for a list; is it SGLang's router?")
+        for one in listed:
+            for name in ("url", "id"):
+                field_of(one, name, where)
         return listed
 
     async def _until_listed(self, url: str, *, there: bool) -> None:

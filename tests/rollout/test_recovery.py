@@ -42,10 +42,12 @@ class StandInServer:
 class StandInRouter:
     def __init__(self, calls: list[str]) -> None:
         self.alive = True
+        self.restarts = 0
         self._calls = calls
 
     async def ensure(self) -> bool:
         died, self.alive = not self.alive, True
+        self.restarts += died
         return died
 
     async def register(self, worker: Worker) -> None:
@@ -186,3 +188,47 @@ async def test_a_server_of_somebody_else_is_not_started_again(case):
     with pytest.raises(EngineError, match=r"b \(http://b\) died, and was started by somebody else"):
         await case.recovery.whole()
     assert case.calls == []
+
+
+async def test_a_router_that_dies_again_and_again_ends_the_run_with_the_history(monkeypatch):
+    case = Case(max_restarts=2)
+    case.recovery.start()
+    try:
+        for _ in range(2):
+            case.router.alive = False
+            await case.until(lambda: case.router.alive)
+        case.router.alive = False
+        await case.until(lambda: case.recovery.failure is not None)
+        with pytest.raises(EngineError, match=r"the router died, and --max-engine-restarts 2 are used up"):
+            await case.recovery.whole()
+        assert case.router.restarts == 2
+    finally:
+        await case.recovery.stop()
+
+
+async def test_a_server_that_cannot_even_be_launched_is_told_to_everybody_who_waits(case, monkeypatch):
+    def launch():
+        raise OSError(28, "No space left on device", "/run/servers/a.log")
+
+    monkeypatch.setattr(case.servers[0], "launch", launch)
+    case.servers[0].alive = False
+    await case.until(lambda: case.recovery.failure is not None)
+    with pytest.raises(EngineError, match=r"No space left on device.*a\.log.* What happened before: \S+ a died"):
+        await case.recovery.whole()
+
+
+async def test_letting_go_of_what_nobody_held_leaves_the_watch_alone(case, monkeypatch):
+    ready = asyncio.Event()
+
+    async def slow(timeout: float) -> None:
+        await ready.wait()
+
+    monkeypatch.setattr(case.servers[0], "wait_ready", slow)
+    case.servers[0].alive = False
+    await case.until(lambda: "launch a" in case.calls)
+    case.recovery.let_go("pause")
+    assert case.recovery.lock.locked()
+    ready.set()
+    await case.until(lambda: "register http://a" in case.calls)
+    case.servers[1].alive = False
+    await case.until(lambda: "register http://b" in case.calls)  # it watches still

@@ -19,7 +19,7 @@ async def check_adopted(server: SGLangServer, settings: ServerSettings, tensor_p
     for name in ("model_type", "architectures"):
         if model.get(name) != ours.get(name):
             raise InputError(
-                f"{server.name} serves {model['model_path']} with {name} {model.get(name)!r}, --hf-checkpoint "
+                f"{server.name} serves {model.get('model_path')} with {name} {model.get(name)!r}, --hf-checkpoint "
                 f"{settings.model_dir} has {ours.get(name)!r}; start it with this model"
             )
     context = info.get("context_length")

@@ -194,7 +194,8 @@ class SGLangEngine:
         made = [server for wave in waves for server in wave]
         self._servers = [server for server in made if server.worker is not None]
         self._encoders = [server for server in made if server.worker is None]
-        first: list[Coroutine[Any, Any, None]] = [router.start()]
+        others = [server.url for server in self._servers if not server.ours]
+        first: list[Coroutine[Any, Any, None]] = [router.start(known=others)]
         for wave in waves:
             for server in wave:
                 server.launch()
@@ -226,7 +227,8 @@ class SGLangEngine:
             raise InputError(f"request {request.request_id}: a request with this id is running already")
         # Ids are told apart by a number: a server may still be ending a request that was cancelled here.
         self._tries += 1
-        server_id = f"{request.request_id}#{self._tries}"
+        # The last mark keeps one from being the beginning of another: servers abort all that begin with it.
+        server_id = f"{request.request_id}#{self._tries}#"
         self._in_flight[request.request_id] = server_id
         mask_tokens = min(SAMPLING_MASK_TOKENS, self._settings.vocab_size)
         body = request_body(request, server_id, limit, mask_tokens)
@@ -423,7 +425,7 @@ class SGLangEngine:
 
     async def _abort_quietly(self, server_id: str) -> None:
         """Of a request whose caller has gone: whatever becomes of it interests nobody."""
-        await asyncio.gather(*(server.abort(server_id) for server in self._servers), return_exceptions=True)
+        await asyncio.gather(*(server.forget(server_id) for server in self._servers), return_exceptions=True)
 
     def _check_frees(self) -> None:
         if not self.capabilities.frees_memory:

@@ -20,7 +20,7 @@ class Recovery:
 
     ``interval`` and ``timeout``: seconds between two checks of each server, and that one may take. ``restore`` gives a
     server that was started again the current weights and checks them. After ``max_restarts`` restarts of all servers
-    together, or a restart that fails, ``failure`` is set, with the history, and nothing more is tried.
+    together, or as many of the router, or one that fails, ``failure`` is set, with the history, and no more is tried.
     """
 
     def __init__(
@@ -69,8 +69,10 @@ class Recovery:
         return reason in self._held_for
 
     def let_go(self, reason: str) -> None:
-        self._held_for.discard(reason)
-        if not self._held_for and self.lock.locked():
+        if reason not in self._held_for:
+            return  # the lock may be somebody else's
+        self._held_for.remove(reason)
+        if not self._held_for:
             self.lock.release()
 
     async def whole(self) -> None:
@@ -92,12 +94,15 @@ class Recovery:
         try:
             if dead or not self._router.alive:
                 self._whole.clear()
-            if await self._router.ensure():
-                self._note("the router died and was started again")
+            await self._ensure_router()
             for server in dead:
                 await self._bring_back(server)
         except EngineError as error:
             self._give_up(str(error))
+        except Exception as error:  # such as no space for a log: said, with its cause, to everybody who waits
+            self._give_up(f"{type(error).__name__}: {error}")
+            assert self.failure is not None
+            raise self.failure from error
         finally:
             self._whole.set()
         if self.failure is not None:
@@ -113,6 +118,12 @@ class Recovery:
                     asked = time.monotonic()
                 with contextlib.suppress(EngineError):  # kept in ``failure``, and raised by whoever waits
                     await self.check()
+
+    async def _ensure_router(self) -> None:
+        if not self._router.alive and self._router.restarts >= self._max_restarts:
+            raise EngineError(f"the router died, and --max-engine-restarts {self._max_restarts} are used up")
+        if await self._router.ensure():
+            self._note("the router died and was started again")
 
     async def _ask(self, server: SGLangServer) -> None:
         answered = server.alive and await server.is_healthy(self._timeout)

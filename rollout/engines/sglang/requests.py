@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -10,6 +11,7 @@ from rollout.engines.protocol import FinishReason, GenerateRequest, GenerateResu
 from samples.errors import InputError
 
 _FINISH = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH, "abort": FinishReason.ABORT}
+_ROUNDING = 1e-3  # by which a log-probability may be above zero
 _SEED_BITS = 31  # SGLang's seeds are signed
 
 
@@ -96,9 +98,20 @@ def read_answer(
         spans = meta.get("weight_versions") or [{"version": meta["weight_version"], "start": 0, "end": len(ids)}]
         stretches = [(version_of(str(span["version"])), int(span["end"]) - int(span["start"])) for span in spans]
         kept = meta["output_token_sampling_mask"] if needs_kept_ids(request) else None
+        log_probs, tokens = [float(pair[0]) for pair in pairs], [int(pair[1]) for pair in pairs]
     except (KeyError, TypeError) as error:
         raise EngineError(f"request {request.request_id}: the server's answer has no {error}") from error
-    if [token for _, token, _ in pairs] != ids or (kept is not None and len(kept) != len(ids)):
+    except (ValueError, IndexError) as error:
+        raise EngineError(f"request {request.request_id}: the server's answer is not as SGLang's: {error}") from error
+    wrong = [value for value in log_probs if not -math.inf < value <= _ROUNDING]
+    if wrong:
+        raise EngineError(f"request {request.request_id}: the server answered {wrong[0]} for a log-probability")
+    if not stretches or sum(tokens for _, tokens in stretches) != len(ids):
+        raise EngineError(
+            f"request {request.request_id}: the server answered {len(ids)} tokens and weight versions of "
+            f"{sum(tokens for _, tokens in stretches)}"
+        )
+    if tokens != ids or (kept is not None and len(kept) != len(ids)):
         raise EngineError(
             f"request {request.request_id}: the server answered {len(ids)} tokens with {len(pairs)} log-probabilities"
             + ("" if kept is None else f" and {len(kept)} sets of kept tokens")
@@ -106,7 +119,7 @@ def read_answer(
     return GenerateResult(
         request_id=request.request_id,
         output_ids=ids,
-        log_probs=[float(value) for value, _, _ in pairs],
+        log_probs=log_probs,
         finish_reason=reason,
         text=text_of(ids),
         weight_version=stretches[0][0],

@@ -11,7 +11,7 @@ from typing import Any
 from rollout.deploy.hosts import Program
 from rollout.deploy.router import Worker
 from rollout.engines.errors import EngineError
-from rollout.engines.sglang.http import HttpClient
+from rollout.engines.sglang.http import HttpClient, field_of
 from rollout.engines.sglang.memory_tags import server_tags
 from samples.errors import InputError
 
@@ -26,6 +26,7 @@ NEEDED = (
 )
 _UPDATE_TIMEOUT = 600.0  # seconds that one bucket, or one load from disk, may take
 _CONTROL_TIMEOUT = 60.0
+_FORGET_TIMEOUT = 5.0
 
 
 class SGLangServer:
@@ -85,9 +86,13 @@ class SGLangServer:
     async def _probe(self) -> None:
         """Ask it what it has: endpoints and version."""
         described = await self._client.get(f"{self.url}/openapi.json")
-        self._paths = paths = frozenset(described["paths"])
+        paths = field_of(described, "paths", f"{self.url}/openapi.json")
+        if not isinstance(paths, dict):
+            raise EngineError(f"{self.url}/openapi.json describes no endpoints; is {self.name} an SGLang server?")
+        self._paths = frozenset(paths)
         info = await self.server_info()
-        self.version, self.tensor_parallel_size = str(info["version"]), int(info["tp_size"])
+        self.version = str(field_of(info, "version", f"{self.url}/server_info"))
+        self.tensor_parallel_size = _count(field_of(info, "tp_size", f"{self.url}/server_info"), self.name)
         missing = [path for path in NEEDED if path not in paths]
         if missing:
             raise EngineError(
@@ -104,15 +109,23 @@ class SGLangServer:
         return await self._client.answers(f"{self.url}/health", timeout)
 
     async def server_info(self) -> dict[str, Any]:
-        info: dict[str, Any] = await self._client.get(f"{self.url}/server_info")
-        return info
+        return await self._described("server_info")
 
     async def model_info(self) -> dict[str, Any]:
-        info: dict[str, Any] = await self._client.get(f"{self.url}/model_info")
+        return await self._described("model_info")
+
+    async def _described(self, path: str) -> dict[str, Any]:
+        info = await self._client.get(f"{self.url}/{path}")
+        if not isinstance(info, dict):
+            raise EngineError(f"{self.url}/{path} answered with no table; is {self.name} an SGLang server?")
         return info
 
     async def weight_version(self) -> str:
-        return str((await self.model_info())["weight_version"])
+        """EngineError where it has none: what weights it holds is then not known."""
+        try:
+            return str(field_of(await self.model_info(), "weight_version", f"{self.url}/model_info"))
+        except EngineError as error:
+            raise EngineError(f"{self.name}: its weight_version is not known: {error}") from error
 
     async def pause(self, mode: str) -> None:
         """A ``PauseMode``: SGLang has the same three, under the same names. Returns once nothing runs."""
@@ -123,6 +136,10 @@ class SGLangServer:
 
     async def abort(self, request_id: str | None) -> None:
         await self._control("abort_request", **({"abort_all": True} if request_id is None else {"rid": request_id}))
+
+    async def forget(self, request_id: str) -> None:
+        """Abort a request whose caller has gone, if the server answers soon."""
+        await self._client.post(f"{self.url}/abort_request", {"rid": request_id}, timeout=_FORGET_TIMEOUT, retries=0)
 
     async def flush(self) -> None:
         await self._control("flush_cache")
@@ -201,11 +218,19 @@ class SGLangServer:
         body = body if version is None else body | {"weight_version": version}
         # One try: a second one could meet half of the first.
         answer = await self._client.post(f"{self.url}/{path}", body, timeout=_UPDATE_TIMEOUT, retries=0)
-        if not answer.get("success"):
-            raise EngineError(f"{self.name} did not take new weights: {answer.get('message')}")
+        if not isinstance(answer, dict) or answer.get("success") is not True:
+            said = answer.get("message") if isinstance(answer, dict) else repr(answer)[:200]
+            raise EngineError(f"{self.name} did not take new weights: {said}")
 
     async def _control(self, path: str, **body: Any) -> None:
         await self._client.post(f"{self.url}/{path}", body, timeout=_CONTROL_TIMEOUT)
+
+
+def _count(value: Any, server: str) -> int:
+    try:
+        return int(value)
+    except (TypeError, ValueError):
+        raise EngineError(f"{server}: its tp_size is {value!r}, which is no number") from None
 
 
 async def all_of(*calls: Any) -> list[Any]:

@@ -53,6 +53,9 @@ class DiskChannel:
 
     async def begin(self, servers: Sequence[SGLangServer]) -> None:
         self._servers, self._files = servers, {}
+        failed, self._directory = self._directory, None
+        if failed is not None:
+            await asyncio.to_thread(shutil.rmtree, failed, ignore_errors=True)
         self._number += 1
         directory = self._root / f"update-{self._number:06d}"
         await asyncio.to_thread(self._make, directory)
