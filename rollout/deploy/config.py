@@ -51,7 +51,9 @@ class SGLangConfig(BaseModel):
         description="seconds that a server may take to answer one; three in a row fail it",
     )
     max_engine_restarts: int = Field(
-        3, ge=0, description="servers that have died are started again so often, in all, before the run stops"
+        3,
+        ge=0,
+        description="servers that have died are started again so often in all, and so is the router, before the run stops",
     )
     sglang_log_dir: str | None = Field(
         None, description="where servers and router write their logs (default: servers/ in the run directory)"

@@ -247,9 +247,7 @@ def test_a_description_that_unfolds_to_more_than_memory_holds_is_refused(tmp_pat
     lines += [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 8)}]" for n in range(1, 12)]
     bomb = "\n  ".join(lines)
     file = tmp_path / "x.yaml"
-    file.write_text(
-        f"models:\n- name: a\n  server_groups:\n  - num_gpus: 1\n    overrides: {{k: *z}}\nz: &z\n  {bomb}\n"
-    )
+    file.write_text(f"z: &z\n  {bomb}\nmodels: *z\n")
     with pytest.raises(InputError):
         read_description(file)
     file.write_text(
