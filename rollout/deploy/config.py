@@ -53,7 +53,7 @@ class SGLangConfig(BaseModel):
     max_engine_restarts: int = Field(
         3,
         ge=0,
-        description="servers that have died are started again so often in all, and so is the router, before the run stops",
+        description="servers that have died are started again so often in all, and the router, before the run stops",
     )
     sglang_log_dir: str | None = Field(
         None, description="where servers and router write their logs (default: servers/ in the run directory)"

@@ -14,7 +14,7 @@ _OURS = frozenset(
         *("model_path", "host", "port", "tp_size", "nnodes", "node_rank", "dist_init_addr", "base_gpu_id", "device"),
         *("disaggregation_mode", "disaggregation_bootstrap_port"),
         *("encoder_only", "language_only", "encoder_urls", "encoder_bootstrap_port"),
-        *("model", "tensor_parallel_size", "nccl_init_addr"),  # SGLang's other names for some of these
+        *("model", "tensor_parallel_size"),  # SGLang's other names for some of these
         *("pp_size", "pipeline_parallel_size"),  # engines take the devices that the layout gives them
         *("config", "grpc_mode", "smg_grpc_mode", "ssl_keyfile", "ssl_certfile"),  # a file of arguments; plain HTTP
     }
@@ -42,7 +42,7 @@ def checked_overrides(given: Mapping[str, Any], where: str) -> dict[str, Any]:
             raise InputError(f"{where}: {name!r} is no argument's name; give one as SGLang has it")
         # SGLang takes the beginning of a name for the name.
         whole = next((ours for ours in sorted(_OURS) if ours.startswith(name)), None)
-        if whole is not None:
+        if whole is not None or name.endswith("_init_addr"):  # dist_init_addr has another name, a vendor's
             raise InputError(f"{where}: {name} follows from the layout and the run's flags; leave it out")
         if any(str(one).startswith("--") for one in (value if isinstance(value, list | tuple) else [value])):
             raise InputError(f"{where}: {name}: a value that begins with -- would be an argument of its own")

@@ -233,7 +233,7 @@ def test_locks_of_ports_are_not_kept_in_a_directory_that_another_could_write_to(
         "config=/x.yaml",
         "ssl_keyfile=/k",
         "grpc_mode=true",
-        "disable_cuda_graph=--host=0.0.0.0",
+        "disable_overlap_schedule=--host=0.0.0.0",
         "x y=3",
     ],
 )
