@@ -17,7 +17,9 @@ _STEP = 128  # rows at a time, which stay in a core's cache between two readings
 
 def bytes_of(tensor: torch.Tensor) -> torch.Tensor:
     """The tensor's bytes, uint8 [nbytes], without a copy where it is contiguous."""
-    return tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+    flat = tensor.detach().contiguous().reshape(-1)
+    # One without elements counts as contiguous whatever its stride, and keeps it.
+    return (flat if flat.numel() else flat.new_empty(0)).view(torch.uint8)
 
 
 def fast_checksum(raw: torch.Tensor) -> str:
