@@ -36,6 +36,8 @@ CASES = {
     "slime 2280": "a shard is not taken for a whole tensor",
     "skyrl 1737": "many buckets of a mixture of experts change nothing where nothing changed",
     "slime 2373": "hosts measure their own addresses",
+    "torch_memory_saver 71": "weights that were on the host come back bit for bit",
+    "slime 579": "released memory is free, within a time limit, or both sides' figures are told",
     "verl 6448": "ports are held until they are bound",
 }
 

@@ -70,6 +70,7 @@ def test_training_saving_and_exporting_are_the_same(case, tmp_path):
 
 
 def test_parameters_gradients_and_optimizer_state_come_back_bit_for_bit(tmp_path):
+    """torch_memory_saver 71: checksums before and after are equal."""
     directory = write_model(tmp_path / "model")
     trainer = make_trainer(run_config(directory))
     try:

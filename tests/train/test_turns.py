@@ -133,6 +133,7 @@ def test_without_turns_nothing_is_asked_of_anybody(tmp_path):
 
 
 def test_memory_that_is_not_free_in_time_is_an_error_with_both_sides_figures(tmp_path):
+    """slime 579: released is what is free, and the wait has an end."""
     with pytest.raises(RunError) as caught:
         step(turns(Recorded(stuck=("rollout", "release_memory")), tmp_path, colocate=True))
     message = str(caught.value)
