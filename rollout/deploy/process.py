@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import IO, Protocol
 
 from rollout.engines.errors import EngineError
 
@@ -41,17 +41,26 @@ class ServerProcess:
         return self._process is not None and self._process.poll() is None
 
     def start(self) -> None:
-        self.log.parent.mkdir(parents=True, exist_ok=True)
-        with self.log.open("ab") as log:
-            log.write(f"$ {' '.join(self.command)}\n".encode())
-            log.flush()
-            self._process = subprocess.Popen(
-                [sys.executable, "-I", "-S", str(_SUPERVISE), *self.command],
-                stdin=subprocess.PIPE,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                env=os.environ | self._environment,
-            )
+        try:
+            self.log.parent.mkdir(parents=True, exist_ok=True)
+            with self.log.open("ab") as log:
+                log.write(f"$ {' '.join(self.command)}\n".encode())
+                log.flush()
+                self._process = self._supervised(log)
+        except OSError as error:
+            raise EngineError(
+                f"{self.name}: cannot be started with the log {self.log}: {error.strerror} (--sglang-log-dir says "
+                "where logs are)"
+            ) from error
+
+    def _supervised(self, log: IO[bytes]) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
+            [sys.executable, "-I", "-S", str(_SUPERVISE), *self.command],
+            stdin=subprocess.PIPE,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            env=os.environ | self._environment,
+        )
 
     @property
     def status(self) -> int | None:

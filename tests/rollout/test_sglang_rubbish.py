@@ -299,3 +299,10 @@ async def test_a_server_that_hangs_does_not_hold_up_who_leaves_a_request(serve, 
     with pytest.raises(Unreachable, match="1 try"):
         await server.forget("3-5#1#")
     assert asked == ["/abort_request"]
+
+
+def test_a_log_that_cannot_be_written_is_told_with_the_flag(tmp_path):
+    (tmp_path / "file").write_text("")
+    process = ServerProcess("server a", [sys.executable, "-c", ""], tmp_path / "file" / "a.log")
+    with pytest.raises(EngineError, match=r"server a: .*file.*--sglang-log-dir"):
+        process.start()
