@@ -36,7 +36,7 @@ def kill_during_rollout(run, process) -> None:
     """kill -9 once requests are under way; on a thread of its own, since the run waits for its answers."""
 
     def wait_and_kill():
-        while len(run.engine._in_flight) < GROUPS * SIZE // 2:
+        while len(run.engine._requests().in_flight) < GROUPS * SIZE // 2:
             time.sleep(0.002)
         kill_program(process)
 

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 from collections.abc import Coroutine, Mapping
-from itertools import count
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -18,7 +16,7 @@ from rollout.deploy.config import ServerChannel, SGLangConfig
 from rollout.deploy.hosts import LocalSpawner, Spawner
 from rollout.deploy.layout import Layout
 from rollout.deploy.ports import PortLease
-from rollout.deploy.router import AFFINITY_HEADER, Router
+from rollout.deploy.router import Router
 from rollout.engines.errors import EngineError
 from rollout.engines.pausing import PauseMode
 from rollout.engines.protocol import (
@@ -30,19 +28,16 @@ from rollout.engines.protocol import (
     GenerateResult,
 )
 from rollout.engines.sglang.adopting import check_adopted
-from rollout.engines.sglang.command import SAMPLING_MASK_TOKENS, ServerSettings
+from rollout.engines.sglang.command import ServerSettings
+from rollout.engines.sglang.generating import Generating
 from rollout.engines.sglang.group_channel import open_group_channel
-from rollout.engines.sglang.http import HttpClient, Refusal, Unreachable
+from rollout.engines.sglang.http import HttpClient
 from rollout.engines.sglang.planned import ServerMaker
 from rollout.engines.sglang.recovery import Recovery
-from rollout.engines.sglang.requests import check_tokens, limit_of, needs_kept_ids, read_answer, request_body
 from rollout.engines.sglang.server import SGLangServer, all_of, first_failure
 from rollout.engines.sglang.weights import DiskChannel, ExpectedWeights, TensorChannel, WeightChannel
 from rollout.engines.torch_engine.detokenize import Detokenizer
 from samples.errors import InputError
-
-_ABORT_EVERY = 1.0  # seconds; a request that was on its way when the servers were told is met by the next call
-_ABORT_TIMEOUT = 60.0
 
 
 class SGLangEngine:
@@ -91,15 +86,10 @@ class SGLangEngine:
         elif weight_channel == "tensor":
             self._channel = TensorChannel(flush=self._flushes)
         self._expected: ExpectedWeights | None = None
-        self._detokenizer: Detokenizer | None = None
+        self._generating: Generating | None = None  # what is under way at the servers
         self._version = -1
         self._update_failure = ""
-        self._in_flight: dict[str, str] = {}  # our id -> the id that servers know
-        self._direct: Counter[str] = Counter()  # requests under way that went past the router, by server
-        self._tries = 0
         self._released: set[str] = set()  # of the memory tags
-        self._generated = 0
-        self._old_cache_tokens = 0
 
     @property
     def capabilities(self) -> EngineCapabilities:
@@ -146,7 +136,7 @@ class SGLangEngine:
         from samples.tokenizer import load_tokenizer
 
         trust = self._settings.trust_remote_code
-        self._detokenizer = Detokenizer(load_tokenizer(self._settings.model_dir, trust_remote_code=trust))
+        detokenizer = Detokenizer(load_tokenizer(self._settings.model_dir, trust_remote_code=trust))
         self._expected = ExpectedWeights(self._settings.model_dir)
         self._router = Router(
             self._model.name,
@@ -172,6 +162,15 @@ class SGLangEngine:
                 timeout=self._config.rollout_health_check_timeout,
                 max_restarts=self._config.max_engine_restarts,
                 start_timeout=self._config.sglang_start_timeout,
+            )
+            self._generating = Generating(
+                self._settings,
+                self._config,
+                self._client,
+                self._router,
+                self._servers,
+                self._recovery,
+                detokenizer,
             )
             self._recovery.start()
         except BaseException:
@@ -210,7 +209,7 @@ class SGLangEngine:
         recovery, self._recovery = self._recovery, None
         if recovery is not None:
             await recovery.stop()
-        self._router, self._servers, self._encoders = None, [], []
+        self._router, self._servers, self._encoders, self._generating = None, [], [], None
         try:
             await all_of(router.stop(), *(server.stop() for server in servers))
         finally:
@@ -220,63 +219,7 @@ class SGLangEngine:
             await self._client.close()
 
     async def generate(self, request: GenerateRequest) -> GenerateResult:
-        router = self.router
-        limit = limit_of(request, self._settings.max_context_len)
-        check_tokens(request, self._settings.vocab_size)
-        if request.request_id in self._in_flight:
-            raise InputError(f"request {request.request_id}: a request with this id is running already")
-        # Ids are told apart by a number: a server may still be ending a request that was cancelled here.
-        self._tries += 1
-        # The last mark keeps one from being the beginning of another: servers abort all that begin with it.
-        server_id = f"{request.request_id}#{self._tries}#"
-        self._in_flight[request.request_id] = server_id
-        mask_tokens = min(SAMPLING_MASK_TOKENS, self._settings.vocab_size)
-        body = request_body(request, server_id, limit, mask_tokens)
-        try:
-            answer = await self._answer(router, request, body)
-        except asyncio.CancelledError:
-            await asyncio.shield(self._abort_quietly(server_id))
-            raise
-        except Refusal as refusal:
-            raise _as_ours(request, refusal) from refusal
-        finally:
-            self._in_flight.pop(request.request_id, None)
-        assert self._detokenizer is not None
-        text_of = self._detokenizer
-        result = read_answer(request, answer, _version, lambda ids: text_of.decode_batch([ids])[0])
-        self._generated += len(result.output_ids)
-        if not self._flushes:
-            self._old_cache_tokens += sum(tokens for _, tokens in result.spans[1:])
-        return result
-
-    async def _answer(self, router: Router, request: GenerateRequest, body: dict[str, Any]) -> Any:
-        """The server's answer. A request that a server took with it when it died is asked again."""
-        recovery = self._running()
-        for attempt in count():
-            await recovery.whole()
-            # The router drops fields that it does not know, such as the one that asks for the kept ids.
-            direct = self._least_busy() if needs_kept_ids(request) else None
-            url = router.url if direct is None else direct
-            if direct is not None:
-                self._direct[direct] += 1
-            try:
-                return await self._client.post(
-                    f"{url}/generate",
-                    body,
-                    timeout=self._config.sglang_request_timeout,
-                    headers={AFFINITY_HEADER: _affinity(request)},
-                    queues=True,
-                )
-            except Unreachable:
-                # The watch has seen by now that a server is dead, if one is; else the fault is another.
-                async with recovery.lock:
-                    await recovery.check()
-                if attempt >= self._config.max_engine_restarts:
-                    raise
-            finally:
-                if direct is not None:
-                    self._direct[direct] -= 1
-        raise AssertionError("unreachable: the loop returns or raises")
+        return await self._requests().generate(request)
 
     async def _restore(self, server: SGLangServer) -> None:
         """Give a server that was started again what the others have."""
@@ -291,17 +234,7 @@ class SGLangEngine:
 
     async def abort(self, request_id: str | None = None) -> None:
         """Abort one request, or all; return when they are answered. EngineError when they are not in time."""
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + _ABORT_TIMEOUT
-        waited_for = [request_id] if request_id is not None else list(self._in_flight)
-        while left := [name for name in waited_for if name in self._in_flight]:
-            for server_id in [None] if request_id is None else [self._in_flight[name] for name in left]:
-                await all_of(*(server.abort(server_id) for server in self._servers))
-            wait_until = loop.time() + _ABORT_EVERY
-            while loop.time() < wait_until and any(name in self._in_flight for name in left):
-                await asyncio.sleep(0.01)
-            if loop.time() > deadline:
-                raise EngineError(f"{len(left)} request(s) were not answered {_ABORT_TIMEOUT:g} s after their abort")
+        await self._requests().abort(request_id)
 
     async def pause(self) -> None:
         await self._running().hold("pause")
@@ -377,18 +310,20 @@ class SGLangEngine:
         alive = await asyncio.gather(*(self._is_alive(server) for server in every))
         dead = [server.name for server, well in zip(every, alive, strict=True) if not well]
         detail = "not running" if not alive else f"no answer from {', '.join(dead)}" if dead else self._update_failure
+        under_way = self._generating
+        later = under_way.later_tokens if under_way is not None else 0
         return EngineHealth(
             alive=bool(alive) and not dead,
-            running=len(self._in_flight),
+            running=len(under_way.in_flight) if under_way is not None else 0,
             waiting=0,
             weight_version=self._version,
             detail=detail,
-            extra={"generated_tokens": self._generated},
+            extra={"generated_tokens": under_way.generated if under_way is not None else 0},
             counts={
                 "restarts": self._recovery.restarts if self._recovery is not None else 0,
                 "router_restarts": self._router.restarts if self._router is not None else 0,
                 "http_retries": self._client.retried,
-                **({} if self._flushes else {"old_cache_tokens": self._old_cache_tokens}),
+                **({} if self._flushes else {"old_cache_tokens": later}),
             },
         )
 
@@ -396,6 +331,11 @@ class SGLangEngine:
     def _flushes(self) -> bool:
         """Whether new weights empty the caches; else servers have none that outlives a request."""
         return self._settings.pause_mode is not PauseMode.IN_PLACE
+
+    def _requests(self) -> Generating:
+        if self._generating is None:
+            raise EngineError("the engine is not running: call start() first")
+        return self._generating
 
     def _running(self) -> Recovery:
         if self._recovery is None:
@@ -410,11 +350,6 @@ class SGLangEngine:
     def _updated(self) -> list[SGLangServer]:
         return self._servers if self._model.updates_weights else []
 
-    def _least_busy(self) -> str:
-        down = self._running().down
-        up = [server.url for server in self._servers if server.url not in down]
-        return min(up or [server.url for server in self._servers], key=lambda url: self._direct[url])
-
     async def _check_version(self, server: SGLangServer, version: int) -> None:
         found = await server.weight_version()
         if found != str(version):
@@ -423,28 +358,9 @@ class SGLangEngine:
     async def _is_alive(self, server: SGLangServer) -> bool:
         return server.alive and await server.is_healthy()
 
-    async def _abort_quietly(self, server_id: str) -> None:
-        """Of a request whose caller has gone: whatever becomes of it interests nobody."""
-        await asyncio.gather(*(server.forget(server_id) for server in self._servers), return_exceptions=True)
-
     def _check_frees(self) -> None:
         if not self.capabilities.frees_memory:
             raise EngineError(
                 f"SGLang servers on {self._accelerator.name} that were not started with the memory saver cannot give "
                 "memory back while they run"
             )
-
-
-def _affinity(request: GenerateRequest) -> str:
-    """Responses to one prompt share it, and with --router-policy manual a server and its cache."""
-    return f"{request.rollout_id}-{hash(request.input_ids):x}"
-
-
-def _as_ours(request: GenerateRequest, refusal: Refusal) -> Exception:
-    kind = InputError if refusal.status == 400 else EngineError
-    return kind(f"request {request.request_id}: {refusal}")
-
-
-def _version(text: str) -> int:
-    """The trainer's number; servers start with a word of their own."""
-    return int(text) if text.lstrip("-").isdecimal() else -1
