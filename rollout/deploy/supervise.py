@@ -19,6 +19,8 @@ GRACE = 10.0  # seconds
 
 def main() -> int:
     """The command's exit status, as a shell gives it."""
+    # Ray's workers have signals blocked, and what they start inherits that: the command could only be killed.
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM, signal.SIGINT})
     os.setsid()  # a Ctrl-C in the terminal is the caller's, which ends its servers in order
     front = os.getpid()
     guard = os.fork()

@@ -235,3 +235,23 @@ async def test_a_server_ends_when_its_supervisor_alone_is_killed_as_ray_does_wit
 def children_of(pid):
     with open(f"/proc/{pid}/task/{pid}/children") as file:
         return [int(child) for child in file.read().split()]
+
+
+async def test_a_server_of_a_worker_that_sigterm_does_not_reach_is_asked_to_end_all_the_same(tmp_path):
+    """Ray's workers are started with the signal blocked, and what they start inherits that."""
+    asked, there = tmp_path / "asked", tmp_path / "there"
+    code = (
+        "import pathlib, signal, sys, time\n"
+        f"def end(*_): pathlib.Path({str(asked)!r}).touch(); sys.exit()\n"
+        f"signal.signal(signal.SIGTERM, end); pathlib.Path({str(there)!r}).touch(); time.sleep(60)"
+    )
+    process = ServerProcess("server", [sys.executable, "-c", code], tmp_path / "log")
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT})
+    try:
+        process.start()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    while not there.exists():
+        await asyncio.sleep(0.01)
+    await process.stop()
+    assert asked.exists()
