@@ -32,6 +32,6 @@ def parse_address(text: str, flag: str) -> tuple[str, int]:
     plain = parts.scheme in ("", "http") and not (
         parts.path.strip("/") or parts.query or parts.fragment or parts.username
     )
-    if not host or port is None or not plain or any(letter.isspace() for letter in host):
+    if not host or not port or not plain or any(letter.isspace() for letter in host):
         raise wrong
     return host, port

@@ -201,7 +201,7 @@ def _model_problems(description: Description) -> Iterator[str]:
             yield f"model {model.name}: the name stands twice; each model has a router of its own under its name"
         seen.add(model.name)
         if any(not (letter.isalnum() or letter in "._-") for letter in model.name):
-            yield f"model {model.name}: a name is of letters, digits, '.', '_' and '-': it names log files too"
+            yield f"model {model.name!r}: a name is of letters, digits, '.', '_' and '-': it names log files too"
         types = {group.worker_type for group in model.server_groups}
         if types & {WorkerType.PREFILL, WorkerType.DECODE} and WorkerType.REGULAR in types:
             yield f"model {model.name}: regular groups and prefill/decode groups cannot stand behind one router"

@@ -59,7 +59,7 @@ def test_addresses_are_read_and_written_for_names_ipv4_and_ipv6(text, host, port
 
 
 @pytest.mark.parametrize(
-    "text", ["", "host", "host:", "host:port", "fd00::7", "https://h:1", "h:1/path", "a b:1", "h:99999"]
+    "text", ["", "host", "host:", "host:port", "fd00::7", "https://h:1", "h:1/path", "a b:1", "h:99999", "h:0"]
 )
 def test_what_is_no_address_is_refused_by_flag(text):
     with pytest.raises(InputError, match=r"^--rollout-external-engine-addrs .*expected host:port"):
