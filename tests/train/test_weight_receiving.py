@@ -106,6 +106,29 @@ def test_a_trainer_that_falls_silent_loses_its_lease(ends, tmp_path):
         ends.engine.greedy()
 
 
+def test_a_lease_that_runs_out_too_late_takes_nothing_back(ends, tmp_path):
+    updater = ends.open("in_process", tmp_path)
+    leases = []
+    end = ends.receiving._end_lease
+    ends.receiving._end_lease = lambda: (leases.append(ends.receiving._lease), end())
+    updater.update(0)
+    late = {lease for lease in leases if lease is not None}
+    assert late
+    for lease in late:  # as if its time had been up in the moment in which it was cancelled
+        lease.function(*lease.args)
+    assert ends.engine.greedy()[1] == 0
+    begin = ends.receiving.begin
+
+    def beginning(version):
+        begin(version)
+        for lease in late:
+            lease.function(*lease.args)
+
+    ends.receiving.begin = beginning
+    updater.update(1)
+    assert ends.engine.greedy()[1] == 1
+
+
 @pytest.mark.parametrize("mixture", [False, True])
 def test_a_delta_holds_what_changed_and_a_new_engine_gets_everything(mixture, tmp_path, tmp_path_factory):
     model_dir = write_served_model(tmp_path_factory.mktemp("model"), mixture=mixture)

@@ -15,6 +15,7 @@ from train.weight_sync.checksums import digest, fast_checksum
 from train.weight_sync.plan import Manifest, Offer, Summary, UpdatePlan
 
 CACHED_BYTES = 8 << 20
+_TELLING = 10.0  # seconds
 
 
 class UpdatedEngine(Protocol):
@@ -68,6 +69,8 @@ class ReceivingEnd:
         self._plan: UpdatePlan | None = None
         self._receiver: Receiver | None = None
         self._lease: threading.Timer | None = None
+        self._run_out: threading.Timer | None = None  # the lease whose time was up in the update under way
+        self._lease_changes = threading.Lock()
         self._checksums: dict[str, str] = {}
         self._committed: dict[str, str] = {}  # of the last whole update, as disk_delta has them
         self._mixed = False  # the engine may hold tensors of two versions
@@ -87,6 +90,9 @@ class ReceivingEnd:
         return self._engine.held_version() if self._committed else None
 
     def begin(self, version: int) -> None:
+        run_out, self._run_out = self._run_out, None
+        if run_out is not None:
+            run_out.join(_TELLING)  # what it tells the engine is of the update before
         self._checksums = {}
         self._mixed = True
         self._engine.begin_update(version)
@@ -106,7 +112,10 @@ class ReceivingEnd:
         self._renew(version)
 
     def commit(self, summary: Summary) -> None:
+        self._end_lease()  # nothing more is to come
         try:
+            if self._run_out is not None:
+                raise RunError(f"weight update to version {summary.version}: the last word came too late")
             arrived = self._checksums
             if summary.digest is not None and (len(arrived), digest(arrived)) != (summary.tensors, summary.digest):
                 raise RunError(
@@ -117,7 +126,6 @@ class ReceivingEnd:
         except BaseException as error:
             self.fail(str(error))
             raise
-        self._end_lease()
         self._mixed = False
 
     def pull(self, summary: Summary) -> None:
@@ -185,15 +193,25 @@ class ReceivingEnd:
         self._end_lease()
         assert self._plan is not None
         reason = f"nothing came from the trainer for {self._plan.timeout:g} s (--weight-update-timeout)"
-        self._lease = threading.Timer(self._plan.timeout, self.fail, [reason])
-        self._lease.daemon = True
-        self._lease.name = f"lease of weight version {version}"
-        self._lease.start()
+        lease = threading.Timer(self._plan.timeout, lambda: self._over(lease, reason))
+        lease.daemon = True
+        lease.name = f"lease of weight version {version}"
+        with self._lease_changes:
+            self._lease = lease
+            lease.start()
+
+    def _over(self, lease: threading.Timer, reason: str) -> None:
+        with self._lease_changes:
+            if self._lease is not lease:  # it ended, or was renewed, in the moment in which its time was up
+                return
+            self._lease, self._run_out = None, lease
+        self.fail(reason)
 
     def _end_lease(self) -> None:
-        if self._lease is not None:
-            self._lease.cancel()
-            self._lease = None
+        with self._lease_changes:
+            if self._lease is not None:
+                self._lease.cancel()
+                self._lease = None
 
     def _open(self) -> Receiver:
         if self._receiver is None:

@@ -12,6 +12,7 @@ from pickle import dumps  # SGLang's format of tensors in a request; nothing is 
 from typing import Protocol
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from rollout.engines.errors import EngineError
@@ -53,19 +54,21 @@ class DiskChannel:
 
     async def begin(self, servers: Sequence[SGLangServer]) -> None:
         self._servers, self._files = servers, {}
-        failed, self._directory = self._directory, None
-        if failed is not None:
-            await asyncio.to_thread(shutil.rmtree, failed, ignore_errors=True)
+        await self._discard()  # of an update that failed at a server
         self._number += 1
-        directory = self._root / f"update-{self._number:06d}"
-        await asyncio.to_thread(self._make, directory)
-        self._directory = directory
+        self._directory = self._root / f"update-{self._number:06d}"
+        await asyncio.to_thread(self._make, self._directory)
 
     async def send(self, tensors: Mapping[str, torch.Tensor]) -> None:
         assert self._directory is not None
         name = f"model-{len(set(self._files.values())):05d}.safetensors"
         whole = {key: tensor.detach().cpu().contiguous() for key, tensor in tensors.items()}
-        await asyncio.to_thread(save_file, whole, self._directory / name, {"format": "pt"})
+        try:
+            await asyncio.to_thread(save_file, whole, self._directory / name, {"format": "pt"})
+        except (OSError, SafetensorError) as error:
+            path = self._directory / name
+            await self._discard()  # another try needs its room
+            raise EngineError(f"{path}: the weights for the servers cannot be written: {error}") from error
         self._files |= dict.fromkeys(tensors, name)
 
     async def finish(self, version: str) -> None:
@@ -87,8 +90,13 @@ class DiskChannel:
     def close(self) -> None:
         shutil.rmtree(self._root, ignore_errors=True)
 
+    async def _discard(self) -> None:
+        unfinished, self._directory = self._directory, None
+        if unfinished is not None:
+            await asyncio.to_thread(shutil.rmtree, unfinished, ignore_errors=True)
+
     def _make(self, directory: Path) -> None:
-        shutil.rmtree(directory, ignore_errors=True)  # of an update that failed half-way
+        shutil.rmtree(directory, ignore_errors=True)  # of a run that was killed
         directory.mkdir(parents=True)
         for file in self._model_dir.iterdir():
             if file.is_file() and not file.name.startswith("model") and file.suffix not in (".safetensors", ".bin"):
