@@ -236,6 +236,7 @@ class RayRuntime:
                 self._placement.close()
             logs = self._run_dir / "ray_logs" if worker_died else None
             self._local_ray.stop(keep_logs=logs)
+            self._placement.remove_stores()
             if logs is not None and logs.exists():
                 self._progress.note(f"a worker process died; Ray's logs are in {logs}")
 

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from train.profiling import ProfilePlan
 
 _PLACEMENT_TIMEOUT = 60.0
+_STORE = "process_group.store"  # in the run directory: where trainer ranks find each other
 
 
 class Placement:
@@ -88,9 +89,8 @@ class Placement:
         spec = accelerator_spec(self._accelerator)
         store = None
         if len(self._trainer_options) > 1:
-            store_path = self._run_dir / "process_group.store"
-            store_path.unlink(missing_ok=True)  # of a part of this run that has ended: ranks would meet its ghosts
-            store = str(store_path)
+            self.remove_stores()  # of a part of this run that has ended: ranks would meet its ghosts
+            store = str(self._run_dir / _STORE)
         return [
             ray.remote(TrainerActor).options(**options).remote(self._config, spec, rank, store, start, self._profile)
             for rank, options in enumerate(self._trainer_options)
@@ -128,6 +128,11 @@ class Placement:
             self._leases.close()
         if self._group is not None:
             ray.util.remove_placement_group(self._group)
+
+    def remove_stores(self) -> None:
+        """Those of the trainers' groups, and those beside them of groups that were reloaded."""
+        for path in self._run_dir.glob(f"{_STORE}*"):
+            path.unlink(missing_ok=True)
 
     def _engine_host(self, bundle: int, devices: int) -> Any:
         """An actor that starts one engine's processes on the node where ``bundle`` lies."""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -31,13 +33,13 @@ class GroupArguments:
     store: dist.Store  # of this group alone
 
 
-def build_inner_group(arguments: GroupArguments, prefix: str) -> dist.ProcessGroup:
-    """A plain process group that torch does not know of. Members meet under keys with this ``prefix``, which has to be
-    a fresh one, because a store remembers what it was told before.
+def build_inner_group(arguments: GroupArguments, meeting: dist.Store, prefix: str) -> dist.ProcessGroup:
+    """A plain process group that torch does not know of. Members ``meeting`` under keys with this ``prefix``, which has
+    to be a fresh one, because a store remembers what it was told before.
 
     Blocks until all members are there where the backend connects at once (gloo does); raises what it raises then.
     """
-    store = dist.PrefixStore(prefix, arguments.store)
+    store = dist.PrefixStore(prefix, meeting)
     group = dist.ProcessGroup(store, arguments.rank, arguments.size)
     made: dict[str, Any] = {}
     for device, name in arguments.backends.items():
@@ -54,6 +56,26 @@ def build_inner_group(arguments: GroupArguments, prefix: str) -> dist.ProcessGro
         group._register_backend(torch.device(device), kinds[name], made[name])
     group._set_group_name(arguments.name)
     return group
+
+
+def meeting_store(arguments: GroupArguments, word: str) -> dist.Store:
+    """Where members meet again: the group's own store. If that is a file, which only grows, another one beside it for
+    this time (``forget_file``). ``word``: of this time, the same on every rank."""
+    root = arguments.store
+    while isinstance(root, dist.PrefixStore):
+        root = root.underlying_store
+    if not isinstance(root, dist.FileStore):
+        return arguments.store
+    name = hashlib.sha256(arguments.name.encode()).hexdigest()[:16]
+    beside = dist.FileStore(f"{root.path}.{word}-{name}", arguments.size)  # type: ignore[attr-defined]  # in no stub
+    beside.set_timeout(root.timeout)  # type: ignore[attr-defined]
+    return beside
+
+
+def forget_file(meeting: dist.Store) -> None:
+    """Remove a file of ``meeting_store``; torch does so with its last user, but not where two end at the same time."""
+    if isinstance(meeting, dist.FileStore):
+        Path(meeting.path).unlink(missing_ok=True)  # type: ignore[attr-defined]
 
 
 def generation_prefix(generation: int) -> str:

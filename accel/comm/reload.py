@@ -12,9 +12,11 @@ another backend, such as gloo side groups, are left alone.
 
 from __future__ import annotations
 
+import secrets
 from datetime import timedelta
 from typing import Any
 
+import torch
 import torch.distributed as dist
 
 from accel.comm.backend_strings import HOST_BACKEND, BackendSpec, declare_inner_backend, normalize_backend
@@ -75,9 +77,10 @@ def reload_process_groups(accelerator: Accelerator, timeout: timedelta = MEETING
     host_group = prepare_reload()
     groups = [group for group in reloadable_groups() if group.released]
     dist.monitored_barrier(host_group, timeout, wait_all_ranks=True)
+    word = _common_word(host_group)
     for group in groups:
         try:
-            group.rebuild()
+            group.rebuild(word)
         except Exception as error:
             arguments = group.arguments
             raise AcceleratorError(
@@ -93,6 +96,13 @@ def reloadable_groups() -> list[ReloadableProcessGroup]:
     """Those of this rank, in the order in which they are rebuilt. All members of a group know it by the same name."""
     groups = [group for group in dist.distributed_c10d._world.pg_map if isinstance(group, ReloadableProcessGroup)]
     return sorted(groups, key=lambda group: (len(group.group_name), group.group_name))
+
+
+def _common_word(host_group: dist.ProcessGroup) -> str:
+    """Of the first rank's making, never used before."""
+    number = torch.tensor([secrets.randbits(62)])
+    dist.broadcast(number, group_src=0, group=host_group)
+    return f"{number.item():016x}"
 
 
 class _Creator:

@@ -10,7 +10,14 @@ import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import GroupName
 
-from accel.comm.inner_groups import GroupArguments, build_inner_group, current_timeout, generation_prefix
+from accel.comm.inner_groups import (
+    GroupArguments,
+    build_inner_group,
+    current_timeout,
+    forget_file,
+    generation_prefix,
+    meeting_store,
+)
 from accel.errors import AcceleratorError
 
 # What ReloadableProcessGroup answers itself. All else that a process group has is passed on to the group inside.
@@ -50,6 +57,7 @@ class ReloadableProcessGroup(dist.ProcessGroup):
         self._inner: dist.ProcessGroup | None = None
         self._downward: dist.ProcessGroup | None = None  # see rebuild
         self._coalescing = False
+        self._meeting = arguments.store
         self.rebuild()
 
     @property
@@ -70,16 +78,21 @@ class ReloadableProcessGroup(dist.ProcessGroup):
             )
         return self._inner
 
-    def rebuild(self) -> None:
-        """Communicators of the next generation. Blocks until all members do it, where the backend connects at once."""
+    def rebuild(self, word: str | None = None) -> None:
+        """Communicators of the next generation. Blocks until all members do it, where the backend connects at once.
+
+        ``word``: of this reload, the same on every rank; None: members meet at the group's own store.
+        """
         self._generation += 1
+        meeting = self._arguments.store if word is None else meeting_store(self._arguments, word)
+        self._meeting = meeting
         prefix = generation_prefix(self._generation)
-        inner = self._described(build_inner_group(self._arguments, prefix))
+        inner = self._described(build_inner_group(self._arguments, meeting, prefix))
         # Backends that coalesce run what is not coalesced in order: two ranks that both send first would wait for each
         # other. torch coalesces a batch of messages for its own class of groups only, so here messages to lower ranks
         # get communicators of their own. Nothing is connected for them before the first message.
         if any(inner._get_backend(device).supports_coalescing for device in self._device_types):
-            self._downward = self._described(build_inner_group(self._arguments, f"{prefix}/downward"))
+            self._downward = self._described(build_inner_group(self._arguments, meeting, f"{prefix}/downward"))
         self._inner = inner
 
     def release(self) -> None:
@@ -91,6 +104,9 @@ class ReloadableProcessGroup(dist.ProcessGroup):
 
     def forget_meeting(self) -> None:
         """Take this generation's keys out of the store; by one rank, once no member needs them."""
+        if self._meeting is not self._arguments.store:
+            forget_file(self._meeting)
+            return
         prefix = generation_prefix(self._generation)
         store = self._arguments.store
         for key in store.list_keys():

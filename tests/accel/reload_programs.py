@@ -378,6 +378,31 @@ def fifty_cycles(
     return before, released, after, allocated
 
 
+def store_files(accelerator: Accelerator, rank: int, world: int, store: dist.Store, path: str) -> list[int]:
+    """Bytes of what lies at ``path`` and beside it: after the first cycles, after more, and at the end."""
+    begin(accelerator, rank, world, dist.FileStore(path, world))
+    side = new_host_group()
+    dist.new_group(list(range(world)))
+    sizes = []
+
+    def note() -> None:
+        dist.barrier(group=side)
+        sizes.append(sum(file.stat().st_size for file in Path(path).parent.iterdir()))
+        dist.barrier(group=side)
+
+    for cycles in (3, 20):
+        for _ in range(cycles):
+            cycle(accelerator)
+            for group in reloadable_groups():
+                dist.all_reduce(torch.ones(8, device=accelerator.device()), group=group)
+        note()
+    release_process_groups(accelerator)
+    sizes.append(len(list(Path(path).parent.iterdir())))
+    reload_process_groups(accelerator)
+    destroy_process_group()
+    return sizes
+
+
 def users_of_groups(accelerator: Accelerator, rank: int, world: int, store: dist.Store) -> None:
     """What holds groups for long: DDP, a device mesh with a DTensor. Made before a reload, used after it."""
     from torch.distributed.device_mesh import init_device_mesh

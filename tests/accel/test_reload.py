@@ -97,6 +97,14 @@ def test_fifty_cycles_leave_nothing_behind(ranks):
 
 
 @pytest.mark.slow
+def test_a_store_in_a_file_does_not_grow_with_the_cycles(pair, tmp_path):
+    for early, late, files in pair.run(reload_programs.store_files, str(tmp_path / "store"), group=False):
+        assert late <= early * 1.5, f"{early} bytes, then {late}"
+        assert files == 1, "while released there is the store itself"
+    assert [path.name for path in tmp_path.iterdir()] in ([], ["store"])
+
+
+@pytest.mark.slow
 def test_ddp_and_device_meshes_use_the_new_communicators(pair):
     pair.run(reload_programs.users_of_groups, group=False)
 

@@ -68,6 +68,7 @@ def test_two_trainer_ranks_start_as_one_does(tmp_path: Path, layout: tuple[str, 
     for key in ("train/loss", "train/grad_norm", "train/entropy"):
         # The loss of a first step is a sum of advantages that cancel: next to nothing, where only rounding is left.
         assert first_of_two[key] == pytest.approx(first_of_one[key], rel=1e-5, abs=1e-7)
+    assert not list((tmp_path / "two").glob("*.store*"))
 
 
 def test_two_pipeline_stages_train_as_one_rank_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
