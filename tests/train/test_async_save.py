@@ -113,6 +113,26 @@ def test_a_copy_is_what_a_save_would_have_written_although_training_goes_on(cpu_
     assert all(torch.equal(tensor, load_file(saved / "model.safetensors")[name]) for name, tensor in weights.items())
 
 
+def test_a_model_whose_tokenizer_cannot_be_read_any_more_costs_a_save_and_not_the_run(
+    cpu_megatron, tmp_path, monkeypatch
+):
+    trainer = make_trainer(run_config(write_model(tmp_path / "model")))
+
+    def unread(*_: object) -> dict[str, bytes]:
+        raise PermissionError(13, "Permission denied", "tokenizer.json")
+
+    monkeypatch.setattr(trainer_state, "_model_files", unread)
+    try:
+        trainer.release_memory()
+        (tmp_path / "saved").mkdir()
+        for save in (lambda: trainer.save_state(tmp_path / "saved"), trainer.snapshot_state):
+            with pytest.raises(CheckpointWriteError, match=r"tokenizer\.json"):
+                save()
+            assert trainer._memory.released == ("weights", "optimizer")  # as between any two turns
+    finally:
+        trainer.close()
+
+
 def test_a_copy_that_cannot_be_written_says_which_file(tmp_path):
     snapshot = trainer_state.TrainerSnapshot({"model": {"a": torch.zeros(3)}}, {}, 0)
     with pytest.raises(CheckpointWriteError, match=r"model\.part-0: No such file or directory"):

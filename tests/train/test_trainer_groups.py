@@ -41,7 +41,7 @@ def one_rank(rank: int, root: Path, batch: TrainBatch) -> None:
         assert all_released()
         if rank == 0:  # which alone writes, and alone gets to know that the disk is full
             with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(trainer_state, "_write_model_files", fail_to_write_files)
+                patch.setattr(trainer_state, "_write_files", fail_to_write_files)
                 with pytest.raises(CheckpointWriteError):
                     trainer.save_state(root / "checkpoint")
         else:

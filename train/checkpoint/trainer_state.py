@@ -60,8 +60,7 @@ def save_trainer_state(
             pass
         files |= writer.files
     if dist.get_rank() == 0:
-        model_files = _model_files(hf_config, source_dir)
-        failure = failure or _try(lambda: files.update(_write_files(directory, model_files)))
+        failure = failure or _try(lambda: files.update(_write_files(directory, _model_files(hf_config, source_dir))))
     steps = state.steps()
     if failure is not None:
         raise CheckpointWriteError(_why(failure)) from failure
@@ -97,7 +96,10 @@ class TrainerSnapshot:
 def snapshot_trainer_state(
     model: GPTModel, family: ModelFamily, hf_config: Any, state: ParameterState, source_dir: Path
 ) -> TrainerSnapshot | None:
-    """What ``save_trainer_state`` would write, copied to rank 0's host memory; None on the others. Collective."""
+    """What ``save_trainer_state`` would write, copied to rank 0's host memory; None on the others. Collective.
+
+    Raises CheckpointWriteError on rank 0, once all ranks are through, when the model's own files cannot be read.
+    """
     first = dist.get_rank() == 0
     copies: dict[str, dict[str, torch.Tensor]] = {}
     for stem, tensors in _tensors(model, family, hf_config, state):
@@ -106,7 +108,12 @@ def snapshot_trainer_state(
             if first:
                 kept[name] = tensor.detach().to("cpu", copy=True).contiguous()
     steps = state.steps()
-    return TrainerSnapshot(copies, _model_files(hf_config, source_dir), steps) if first else None
+    if not first:
+        return None
+    try:
+        return TrainerSnapshot(copies, _model_files(hf_config, source_dir), steps)
+    except OSError as error:
+        raise CheckpointWriteError(_why(error)) from error
 
 
 def _tensors(
