@@ -232,3 +232,48 @@ async def test_letting_go_of_what_nobody_held_leaves_the_watch_alone(case, monke
     await case.until(lambda: "register http://a" in case.calls)
     case.servers[1].alive = False
     await case.until(lambda: "register http://b" in case.calls)  # it watches still
+
+
+async def test_a_restart_that_fails_is_tried_again_until_restarts_are_used_up(case, monkeypatch):
+    tries = []
+
+    async def fails_once(timeout: float) -> None:
+        tries.append(timeout)
+        if len(tries) == 1:
+            raise EngineError("a ended with status 1 before it was ready")
+
+    monkeypatch.setattr(case.servers[0], "wait_ready", fails_once)
+    case.servers[0].alive = False
+    await case.until(lambda: "register http://a" in case.calls)
+    assert case.recovery.restarts == 2
+    assert case.recovery.failure is None
+
+    async def fails(timeout: float) -> None:
+        raise EngineError("b ended with status 1 before it was ready")
+
+    monkeypatch.setattr(case.servers[1], "wait_ready", fails)
+    case.servers[1].alive = False
+    await case.until(lambda: case.recovery.failure is not None)
+    told = r"b did not come back \(b ended with status 1 before it was ready\), and --max-engine-restarts 3 are used up"
+    with pytest.raises(EngineError, match=told):
+        await case.recovery.whole()
+    assert case.calls.count("launch b") == 1
+
+
+async def test_a_router_that_dies_while_a_server_is_brought_back_is_brought_back_too(case, monkeypatch):
+    async def slow(timeout: float) -> None:
+        case.router.alive = False
+
+    registered = case.router.register
+
+    async def register(worker: Worker) -> None:
+        if not case.router.alive:
+            raise EngineError("no answer from the router")
+        await registered(worker)
+
+    monkeypatch.setattr(case.servers[0], "wait_ready", slow)
+    monkeypatch.setattr(case.router, "register", register)
+    case.servers[0].alive = False
+    await case.until(lambda: "register http://a" in case.calls or case.recovery.failure is not None)
+    assert case.recovery.failure is None
+    assert case.router.restarts == case.recovery.restarts == 1

@@ -20,7 +20,8 @@ class Recovery:
 
     ``interval`` and ``timeout``: seconds between two checks of each server, and that one may take. ``restore`` gives a
     server that was started again the current weights and checks them. After ``max_restarts`` restarts of all servers
-    together, or as many of the router, or one that fails, ``failure`` is set, with the history, and no more is tried.
+    together, whether they succeed or not, or as many of the router, ``failure`` is set, with the history, and no more
+    is tried.
     """
 
     def __init__(
@@ -134,9 +135,19 @@ class Recovery:
         self._note(f"{server.name} {why}")
         if not server.ours:
             raise EngineError(f"{server.name} ({server.url}) {why}, and was started by somebody else")
-        if self.restarts >= self._max_restarts:
-            raise EngineError(f"{server.name} {why}, and --max-engine-restarts {self._max_restarts} are used up")
-        self.restarts += 1
+        while True:
+            if self.restarts >= self._max_restarts:
+                raise EngineError(f"{server.name} {why}, and --max-engine-restarts {self._max_restarts} are used up")
+            self.restarts += 1
+            try:
+                await self._start_again(server)
+            except EngineError as error:
+                why = f"did not come back ({error})"
+                self._note(f"{server.name} did not come back")
+            else:
+                return
+
+    async def _start_again(self, server: SGLangServer) -> None:
         self.down.add(server.url)
         await self._router.deregister(server.url)
         if any(other.alive and other.url not in self.down for other in self._servers):
@@ -146,6 +157,7 @@ class Recovery:
         await server.wait_ready(self._start_timeout)
         if server.worker is not None:
             await self._restore(server)
+            await self._ensure_router()  # it may have died meanwhile
             await self._router.register(server.worker)
         self._unanswered[server.name] = 0
         self.down.discard(server.url)
