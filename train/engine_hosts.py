@@ -108,7 +108,11 @@ class RayProgram:
         import ray
 
         try:
+            if self._ended is not None and ray.wait([self._ended], timeout=0)[0]:
+                ray.get(self._ended)  # raises where it could not even be started
             ended: tuple[int | None, str] = ray.get(self._actor.ending.remote(self.name), timeout=_WORDS_TIMEOUT)
+        except EngineError as error:  # the host's own words; Ray raises them as what they are
+            return None, f": {str(error).splitlines()[-1]}"
         except (ray.exceptions.RayError, ray.exceptions.GetTimeoutError) as error:
             return None, f". Its host does not answer ({type(error).__name__}); its log there is {self._start[2]}"
         return ended

@@ -139,3 +139,16 @@ async def test_what_it_started_ends_with_a_host_that_dies(actors, tmp_path):
     assert not program.alive
     assert "Its host does not answer" in program.last_words()
     await program.stop()
+
+
+async def test_a_log_that_a_host_cannot_write_is_told(actors, tmp_path):
+    plan = plan_layout(describe_flags(rollout_num_gpus=1)).engines[0]
+    host = await RaySpawner(by_name(actors)).host_of(plan)
+    (tmp_path / "file").write_text("")
+    program = await program_on(host, tmp_path / "file" / "log", sys.executable, "-c", "")
+
+    async def never() -> bool:
+        return False
+
+    with pytest.raises(EngineError, match=r"cannot be started with the log .*--sglang-log-dir"):
+        await program.wait_ready(never, 20, "--flag")
