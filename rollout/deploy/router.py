@@ -162,6 +162,10 @@ class Router:
                         raise
         await self._until_listed(url, there=False)
 
+    def forget(self, url: str) -> None:
+        """Not to be registered where the router is started again: the server has died."""
+        self._workers.pop(url, None)
+
     async def workers(self) -> list[str]:
         """Addresses of those that it sends requests to."""
         return [one["url"] for one in await self._listed() if one.get("is_healthy", True)]

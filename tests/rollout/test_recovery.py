@@ -43,12 +43,16 @@ class StandInRouter:
     def __init__(self, calls: list[str]) -> None:
         self.alive = True
         self.restarts = 0
+        self.forgotten: set[str] = set()
         self._calls = calls
 
     async def ensure(self) -> bool:
         died, self.alive = not self.alive, True
         self.restarts += died
         return died
+
+    def forget(self, url: str) -> None:
+        self.forgotten.add(url)
 
     async def register(self, worker: Worker) -> None:
         self._calls.append(f"register {worker.url}")
@@ -277,3 +281,20 @@ async def test_a_router_that_dies_while_a_server_is_brought_back_is_brought_back
     await case.until(lambda: "register http://a" in case.calls or case.recovery.failure is not None)
     assert case.recovery.failure is None
     assert case.router.restarts == case.recovery.restarts == 1
+
+
+async def test_a_router_that_dies_with_a_server_is_not_told_of_the_dead_one(case, monkeypatch):
+    """It would wait for it to answer, and be taken for one that does not take servers."""
+    revived = case.router.ensure
+
+    async def ensure() -> bool:
+        dead = {server.url for server in case.servers if not server.alive} - case.router.forgotten
+        if not case.router.alive and dead:
+            raise EngineError(f"did not list {dead}")
+        return await revived()
+
+    monkeypatch.setattr(case.router, "ensure", ensure)
+    async with case.recovery.lock:
+        case.servers[0].alive = case.router.alive = False
+    await case.until(lambda: "register http://a" in case.calls or case.recovery.failure is not None)
+    assert case.recovery.failure is None

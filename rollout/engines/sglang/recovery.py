@@ -91,7 +91,7 @@ class Recovery:
             up = await asyncio.gather(*(server.is_up(self._timeout) for server in self._servers))
             gone = [server.name for server, answered in zip(self._servers, up, strict=True) if not answered]
             self._unanswered |= dict.fromkeys(gone, _FAILURES)
-        dead = [server for server in self._servers if not server.alive or self._unanswered[server.name] >= _FAILURES]
+        dead = [server for server in self._servers if self._is_dead(server)]
         try:
             if dead or not self._router.alive:
                 self._whole.clear()
@@ -123,8 +123,16 @@ class Recovery:
     async def _ensure_router(self) -> None:
         if not self._router.alive and self._router.restarts >= self._max_restarts:
             raise EngineError(f"the router died, and --max-engine-restarts {self._max_restarts} are used up")
+        if self._router.alive:
+            return
+        for server in self._servers:
+            if self._is_dead(server):
+                self._router.forget(server.url)  # it would wait for it
         if await self._router.ensure():
             self._note("the router died and was started again")
+
+    def _is_dead(self, server: SGLangServer) -> bool:
+        return not server.alive or self._unanswered[server.name] >= _FAILURES
 
     async def _ask(self, server: SGLangServer) -> None:
         answered = server.alive and await server.is_healthy(self._timeout)
