@@ -298,3 +298,22 @@ async def test_a_router_that_dies_with_a_server_is_not_told_of_the_dead_one(case
         case.servers[0].alive = case.router.alive = False
     await case.until(lambda: "register http://a" in case.calls or case.recovery.failure is not None)
     assert case.recovery.failure is None
+
+
+async def test_with_a_router_that_died_a_server_counts_as_dead_that_gives_no_answer_now(case, monkeypatch):
+    """Its supervisor may still be at clearing away after it, and the router may die again over it."""
+    revived, tries = case.router.ensure, []
+
+    async def ensure() -> bool:
+        tries.append(set(case.router.forgotten))
+        if len(tries) == 1:
+            case.router.restarts += 1
+            raise EngineError("the router ended")
+        return await revived()
+
+    monkeypatch.setattr(case.router, "ensure", ensure)
+    async with case.recovery.lock:
+        case.servers[0].answers = case.router.alive = False
+    await case.until(lambda: "register http://a" in case.calls or case.recovery.failure is not None)
+    assert case.recovery.failure is None
+    assert tries == [{"http://a"}, {"http://a"}]

@@ -88,15 +88,12 @@ class Recovery:
         With ``ask`` one that does not answer now is dead too: its supervisor may still be at clearing away after it.
         """
         if ask:
-            up = await asyncio.gather(*(server.is_up(self._timeout) for server in self._servers))
-            gone = [server.name for server, answered in zip(self._servers, up, strict=True) if not answered]
-            self._unanswered |= dict.fromkeys(gone, _FAILURES)
-        dead = [server for server in self._servers if self._is_dead(server)]
+            await self._find_silent()
         try:
-            if dead or not self._router.alive:
+            if not self._router.alive or any(self._is_dead(server) for server in self._servers):
                 self._whole.clear()
             await self._ensure_router()
-            for server in dead:
+            for server in [one for one in self._servers if self._is_dead(one)]:
                 await self._bring_back(server)
         except EngineError as error:
             self._give_up(str(error))
@@ -121,15 +118,27 @@ class Recovery:
                     await self.check()
 
     async def _ensure_router(self) -> None:
-        if not self._router.alive and self._router.restarts >= self._max_restarts:
-            raise EngineError(f"the router died, and --max-engine-restarts {self._max_restarts} are used up")
-        if self._router.alive:
-            return
-        for server in self._servers:
-            if self._is_dead(server):
-                self._router.forget(server.url)  # it would wait for it
-        if await self._router.ensure():
-            self._note("the router died and was started again")
+        while not self._router.alive:
+            if self._router.restarts >= self._max_restarts:
+                raise EngineError(f"the router died, and --max-engine-restarts {self._max_restarts} are used up")
+            await self._find_silent()
+            for server in self._servers:
+                if self._is_dead(server):
+                    self._router.forget(server.url)  # it would wait for it
+            try:
+                await self._router.ensure()
+            except EngineError:
+                if self._router.alive:
+                    raise
+                self._note("the router died, was started again, and died")
+            else:
+                self._note("the router died and was started again")
+
+    async def _find_silent(self) -> None:
+        """Whoever does not answer now counts as dead."""
+        up = await asyncio.gather(*(server.is_up(self._timeout) for server in self._servers))
+        gone = [server.name for server, answered in zip(self._servers, up, strict=True) if not answered]
+        self._unanswered |= dict.fromkeys(gone, _FAILURES)
 
     def _is_dead(self, server: SGLangServer) -> bool:
         return not server.alive or self._unanswered[server.name] >= _FAILURES
