@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from accel import select_accelerator
 from rollout.collectors.factory import create_collector
 from rollout.config import RewardConfig, RolloutConfig
 from rollout.engines.torch_engine import TorchEngine
+from rollout.engines.torch_engine.dense import DenseDecoder
 from rollout.rewards.exact_match import ExactMatchReward
 from samples import DataSource
 from samples.config import DataConfig
@@ -43,9 +45,21 @@ async def update(engine: TorchEngine, version: int, model_dir: Path) -> None:
     await engine.commit_update(version)
 
 
+def slow_down(monkeypatch: pytest.MonkeyPatch) -> None:
+    step = DenseDecoder.step
+
+    def slow(decoder: DenseDecoder, tokens: torch.Tensor) -> torch.Tensor:
+        time.sleep(0.04)
+        return step(decoder, tokens)
+
+    monkeypatch.setattr(DenseDecoder, "step", slow)
+
+
 @pytest.mark.parametrize("partial", [False, True])
 @pytest.mark.parametrize("mode", ["abort", "retract", "in_place"])
-async def test_each_token_is_recorded_with_the_version_that_wrote_it(example: Any, mode: str, partial: bool) -> None:
+async def test_each_token_is_recorded_with_the_version_that_wrote_it(
+    example: Any, mode: str, partial: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     if partial and mode != "abort":
         pytest.skip("refused by name: nothing is aborted that could go on")
     model_dir = Path(example.hf_checkpoint)
@@ -59,6 +73,7 @@ async def test_each_token_is_recorded_with_the_version_that_wrote_it(example: An
         threads=1, pause_mode=config.pause_mode,
     )  # fmt: skip
     await engine.start()
+    slow_down(monkeypatch)  # however late this thread gets its turn, the update meets responses under way
     data = DataConfig(prompt_data=(str(example.prompt_data),), label_key="label")
     source = DataSource(data, load_tokenizer(model_dir), seed=0, n_samples_per_prompt=2, max_prompt_len=16)
     collector = create_collector(
