@@ -248,7 +248,7 @@ class RayRuntime:
             return {}
         assert self._released is not None
         started = time.perf_counter()
-        self._trainers = self._placement.trainers(self._released.latest or self._resume)
+        self._trainers[:] = self._placement.trainers(self._released.latest or self._resume)
         try:
             ray.get([trainer.ready.remote() for trainer in self._trainers])
         except KeyboardInterrupt:

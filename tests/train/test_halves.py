@@ -108,7 +108,7 @@ def test_the_rollout_half_alone_makes_the_first_rollout_of_the_whole(tmp_path: P
     _run(tmp_path / "run", *flags, command=(sys.executable, "-P", "-c", script))
     first, whole = (
         [
-            json.loads(line) | {"weight_version": 0, "last_weight_version": 0}
+            json.loads(line) | {"weight_version": 0, "last_weight_version": 0, "weight_version_spans": None}
             for line in (folder / "rollout_000000.jsonl").read_text().splitlines()[1:]
         ]
         for folder in (out, recorded / "rollouts")
