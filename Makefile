@@ -52,7 +52,7 @@ test-slow: $(VENV)/.dev ## tests that start Ray or several processes, two files 
 	@$(BIN)/python -m pytest -m "slow and not nightly and not sglang" -n 2 --dist loadfile --durations 10 $(ARGS)
 
 test-emulated: $(VENV)/.dev ## tests on the emulated MUSA device (needs g++; builds it on first use)
-	@$(BIN)/python -m pytest -m "emulated and not nightly" $(ARGS)
+	@$(BIN)/python -m pytest -m "emulated and not nightly" -n 2 $(ARGS)
 
 test-sglang-ci: $(VENV)/.dev sglang-cpu ## one run on one real SGLang server: every weight channel, and parity
 	@$(BIN)/python -m pytest -m "sglang and not nightly" --durations 3 tests/train/test_sglang_training.py $(ARGS)

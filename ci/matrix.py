@@ -29,11 +29,13 @@ class Job:
         return self.hardware != NO_HARDWARE
 
     def all_commands(self) -> list[str]:
-        """What the job runs, in order; fast tests in parallel, slow ones one by one."""
+        """What the job runs, in order; tests in parallel, those that start processes themselves two at a time."""
         suites = []
         for expression in self.markers:
-            parallel = " -n auto" if expression.startswith("not slow") else ""
-            suites.append(f'python -m pytest{parallel} -m "{expression}" {self.tests}')
+            at_once = "auto" if expression.startswith("not slow") else "2"
+            if expression.startswith("slow"):
+                at_once += " --dist loadfile"  # files share models that they made
+            suites.append(f'python -m pytest -n {at_once} -m "{expression}" {self.tests}')
         return [*self.commands, *suites]
 
 
