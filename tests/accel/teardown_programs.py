@@ -13,7 +13,7 @@ import torch.distributed as dist
 from accel.comm import init_process_group
 from accel.comm.teardown import end_communication
 from accel.contract import Accelerator
-from tests.accel.reload_programs import TIMEOUT
+from tests.accel.collective_calls import TIMEOUT
 
 
 def threads_and_descriptors() -> tuple[int, int]:

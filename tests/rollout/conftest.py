@@ -11,6 +11,9 @@ from typing import Any
 
 import pytest
 import torch
+from aiohttp import web
+
+from rollout.engines.sglang.http import HttpClient
 
 VOCAB = 90
 
@@ -122,3 +125,31 @@ def _characters() -> Any:
     tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")
     tokenizer.decoder = decoders.Fuse()
     return tokenizer
+
+
+@pytest.fixture
+async def http_server() -> AsyncIterator[Callable[..., Any]]:
+    """Start an HTTP server of one handler for every path; its address comes back."""
+    runners: list[web.AppRunner] = []
+
+    async def start(handler: Callable[..., Any]) -> str:
+        app = web.Application()
+        app.router.add_route("*", "/{path:.*}", handler)
+        runner = web.AppRunner(app, shutdown_timeout=0.1)
+        runners.append(runner)
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        return f"http://127.0.0.1:{runner.addresses[0][1]}"
+
+    yield start
+    for runner in runners:
+        await runner.cleanup()
+
+
+@pytest.fixture
+async def client(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[HttpClient]:
+    """A client of servers that tries again at once."""
+    monkeypatch.setattr("rollout.engines.sglang.http._FIRST_BACKOFF", 0.01)
+    client = HttpClient(connections=8, retries=3, timeout=5)
+    yield client
+    await client.close()

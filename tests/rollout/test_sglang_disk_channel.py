@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import resource
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 import pytest
 import torch
 
 from rollout.engines.errors import EngineError
 from rollout.engines.sglang.weights import DiskChannel
+from tests.train.full_disks import no_file_larger_than
 
 
 class Server:
@@ -25,16 +22,6 @@ class Server:
         if self.fails:
             raise EngineError("the server has died")
         self.read.append(version)
-
-
-@contextmanager
-def no_file_larger_than(nbytes: int) -> Iterator[None]:
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (nbytes, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 async def _update(channel: DiskChannel, server: Server, version: str) -> None:

@@ -24,49 +24,21 @@ from rollout.engines.sglang.requests import check_tokens, limit_of, read_answer,
 from samples.errors import InputError
 
 
-@pytest.fixture
-async def serve():
-    """Start an HTTP server of one handler for every path; its address comes back."""
-    runners = []
-
-    async def start(handler):
-        app = web.Application()
-        app.router.add_route("*", "/{path:.*}", handler)
-        runner = web.AppRunner(app)
-        runners.append(runner)
-        await runner.setup()
-        site = web.TCPSite(runner, "127.0.0.1", 0)
-        await site.start()
-        return f"http://127.0.0.1:{runner.addresses[0][1]}"
-
-    yield start
-    for runner in runners:
-        await runner.cleanup()
-
-
-@pytest.fixture
-async def client(monkeypatch):
-    monkeypatch.setattr("rollout.engines.sglang.http._FIRST_BACKOFF", 0.01)
-    client = HttpClient(connections=8, retries=3, timeout=5)
-    yield client
-    await client.close()
-
-
-async def test_a_refusal_is_told_once_in_the_servers_own_words(serve, client):
+async def test_a_refusal_is_told_once_in_the_servers_own_words(http_server, client):
     asked = []
 
     async def refuse(request):
         asked.append(await request.json())
         return web.json_response({"error": {"message": "top_k is too large"}}, status=400)
 
-    url = await serve(refuse)
+    url = await http_server(refuse)
     with pytest.raises(Refusal, match=r"status 400 Bad Request: top_k is too large$"):
         await client.post(f"{url}/generate", {"a": 1})
     assert asked == [{"a": 1}]
     assert client.retried == 0
 
 
-async def test_a_connection_that_breaks_is_tried_again(serve, client):
+async def test_a_connection_that_breaks_is_tried_again(http_server, client):
     asked = []
 
     async def break_twice(request):
@@ -75,12 +47,12 @@ async def test_a_connection_that_breaks_is_tried_again(serve, client):
             request.transport.abort()
         return web.json_response({"ok": True})
 
-    url = await serve(break_twice)
+    url = await http_server(break_twice)
     assert await client.post(f"{url}/generate", {}) == {"ok": True}
     assert client.retried == 2
 
 
-async def test_a_routers_lost_connection_to_a_worker_is_tried_again(serve, client):
+async def test_a_routers_lost_connection_to_a_worker_is_tried_again(http_server, client):
     asked = []
 
     async def lose_once(request):
@@ -89,20 +61,20 @@ async def test_a_routers_lost_connection_to_a_worker_is_tried_again(serve, clien
             return web.Response(status=500, text="error sending request for url (http://127.0.0.1:1/generate)")
         return web.json_response({"ok": True})
 
-    assert await client.post(f"{await serve(lose_once)}/generate", {}) == {"ok": True}
+    assert await client.post(f"{await http_server(lose_once)}/generate", {}) == {"ok": True}
     assert client.retried == 1
 
 
-async def test_a_router_without_a_worker_is_tried_again_and_then_told(serve, client):
+async def test_a_router_without_a_worker_is_tried_again_and_then_told(http_server, client):
     async def nobody(request):
         return web.json_response({"error": {"message": "no workers"}}, status=503)
 
-    url = await serve(nobody)
+    url = await http_server(nobody)
     with pytest.raises(Unreachable, match=r"status 503 .*: no workers \(4 tries\)$"):
         await client.post(f"{url}/generate", {})
 
 
-async def test_a_server_that_is_not_there_and_one_that_is_too_slow_are_told(serve, client):
+async def test_a_server_that_is_not_there_and_one_that_is_too_slow_are_told(http_server, client):
     with pytest.raises(Unreachable, match=r"Cannot connect.* \(2 tries\)$"):
         await client.get("http://127.0.0.1:9/health", retries=1)
 
@@ -112,14 +84,14 @@ async def test_a_server_that_is_not_there_and_one_that_is_too_slow_are_told(serv
         await let_go.wait()
         return web.Response()
 
-    url = await serve(slow)
+    url = await http_server(slow)
     with pytest.raises(Unreachable, match=r"no answer within 0\.1 s \(1 try\)"):
         await client.get(f"{url}/x", timeout=0.1, retries=0)
     assert not await client.answers(f"{url}/health", timeout=0.1)
     let_go.set()
 
 
-async def test_responses_that_are_waited_for_leave_the_connections_that_control_needs(serve):
+async def test_responses_that_are_waited_for_leave_the_connections_that_control_needs(http_server):
     answer, asked = asyncio.Event(), []
 
     async def handle(request):
@@ -128,7 +100,7 @@ async def test_responses_that_are_waited_for_leave_the_connections_that_control_
             await answer.wait()
         return web.json_response({})
 
-    url = await serve(handle)
+    url = await http_server(handle)
     client = HttpClient(connections=4)
     # A health check that waited behind responses would have a server that is well started again.
     waiting = [asyncio.ensure_future(client.post(f"{url}/generate", {}, timeout=60, queues=True)) for _ in range(100)]

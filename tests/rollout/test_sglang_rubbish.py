@@ -20,40 +20,13 @@ from rollout.deploy.process import ServerProcess
 from rollout.deploy.router import Router, Worker
 from rollout.engines.errors import EngineError
 from rollout.engines.protocol import GenerateRequest, SamplingParams
-from rollout.engines.sglang.http import HttpClient, Refusal, Unreachable
+from rollout.engines.sglang.http import Refusal, Unreachable
 from rollout.engines.sglang.requests import read_answer
 from rollout.engines.sglang.server import SGLangServer
 from rollout.engines.sglang.weights import DiskChannel
 from samples.errors import InputError
 
 REQUEST = GenerateRequest("3-5", (4, 5), SamplingParams(max_new_tokens=8), seed=1, rollout_id=3, sample_index=5)
-
-
-@pytest.fixture
-async def serve():
-    """Start an HTTP server of one handler for every path; its address comes back."""
-    runners = []
-
-    async def start(handler):
-        app = web.Application()
-        app.router.add_route("*", "/{path:.*}", handler)
-        runner = web.AppRunner(app, shutdown_timeout=0.1)
-        runners.append(runner)
-        await runner.setup()
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        return f"http://127.0.0.1:{runner.addresses[0][1]}"
-
-    yield start
-    for runner in runners:
-        await runner.cleanup()
-
-
-@pytest.fixture
-async def client(monkeypatch):
-    monkeypatch.setattr("rollout.engines.sglang.http._FIRST_BACKOFF", 0.01)
-    client = HttpClient(connections=8, retries=3, timeout=5)
-    yield client
-    await client.close()
 
 
 def saying(text, content_type="application/json"):
@@ -64,37 +37,37 @@ def saying(text, content_type="application/json"):
 
 
 @pytest.mark.parametrize("text", ['{"paths": {"/gen', "", "[1, 2", "\0"])
-async def test_broken_json_is_an_error_of_the_servers(serve, client, text):
-    url = await serve(saying(text))
+async def test_broken_json_is_an_error_of_the_servers(http_server, client, text):
+    url = await http_server(saying(text))
     with pytest.raises(EngineError, match=r"GET http.*/x: .* no JSON"):
         await client.get(f"{url}/x")
 
 
-async def test_an_answer_larger_than_any_is_not_kept(serve, client, monkeypatch):
+async def test_an_answer_larger_than_any_is_not_kept(http_server, client, monkeypatch):
     monkeypatch.setattr("rollout.engines.sglang.http._MOST_BYTES", 1000, raising=False)
-    url = await serve(saying('"' + "x" * 5000 + '"'))
+    url = await http_server(saying('"' + "x" * 5000 + '"'))
     with pytest.raises(EngineError, match="more than 1000 bytes"):
         await client.get(f"{url}/x")
 
 
-async def test_a_redirection_is_not_followed(serve, client):
-    other = await serve(saying('{"ok": true}'))
+async def test_a_redirection_is_not_followed(http_server, client):
+    other = await http_server(saying('{"ok": true}'))
 
     async def elsewhere(request):
         raise web.HTTPFound(f"{other}/y")
 
     with pytest.raises(Refusal, match="status 302"):
-        await client.get(f"{await serve(elsewhere)}/x")
+        await client.get(f"{await http_server(elsewhere)}/x")
 
 
-async def test_a_response_that_takes_longer_than_one_may_is_not_asked_for_again(serve, client):
+async def test_a_response_that_takes_longer_than_one_may_is_not_asked_for_again(http_server, client):
     asked = []
 
     async def hang(request):
         asked.append(request)
         await asyncio.sleep(5)
 
-    url = await serve(hang)
+    url = await http_server(hang)
     with pytest.raises(EngineError, match=r"no answer within 0\.1 s") as told:
         await client.post(f"{url}/generate", {}, timeout=0.1, queues=True)
     assert len(asked) == 1
@@ -102,8 +75,8 @@ async def test_a_response_that_takes_longer_than_one_may_is_not_asked_for_again(
 
 
 @pytest.mark.parametrize("text", ["{}", "[]", "null", "3", '"words"', '{"paths": 3}', '{"paths": {}, "version": 1}'])
-async def test_a_server_that_answers_rubbish_is_named(serve, client, text):
-    server = SGLangServer("server a", await serve(saying(text)), client, worker=Worker("http://x"))
+async def test_a_server_that_answers_rubbish_is_named(http_server, client, text):
+    server = SGLangServer("server a", await http_server(saying(text)), client, worker=Worker("http://x"))
     with pytest.raises(EngineError, match=r"server a.* without|/openapi\.json|/server_info"):
         await server.wait_ready(1.0)
     with pytest.raises(EngineError, match="weight_version"):
@@ -115,8 +88,8 @@ async def test_a_server_that_answers_rubbish_is_named(serve, client, text):
 @pytest.mark.parametrize(
     "text", ["{}", "[]", '{"workers": 3}', '{"workers": [3]}', '{"workers": [{"id": 1}]}', "words"]
 )
-async def test_what_is_no_router_is_told(serve, client, tmp_path, text):
-    url = await serve(saying(text, "text/plain" if text == "words" else "application/json"))
+async def test_what_is_no_router_is_told(http_server, client, tmp_path, text):
+    url = await http_server(saying(text, "text/plain" if text == "words" else "application/json"))
     router = adopted(url, client, tmp_path)
     with pytest.raises(EngineError, match="/workers"):
         await router.start()
@@ -128,21 +101,21 @@ def adopted(url, client, log_dir):
     return Router("actor", config, client, PortLease(), python=Path(sys.executable), log_dir=log_dir)
 
 
-async def test_a_router_with_servers_of_another_run_is_not_used(serve, client, tmp_path):
+async def test_a_router_with_servers_of_another_run_is_not_used(http_server, client, tmp_path):
     listed = {"workers": [{"id": "1", "url": "http://10.0.0.9:1", "is_healthy": True}]}
 
     async def handler(request):
         return web.json_response(listed)
 
-    router = adopted(await serve(handler), client, tmp_path)
+    router = adopted(await http_server(handler), client, tmp_path)
     with pytest.raises(EngineError, match=r"--sglang-router-ip .*http://10\.0\.0\.9:1"):
         await router.start()
-    router = adopted(await serve(handler), client, tmp_path)
+    router = adopted(await http_server(handler), client, tmp_path)
     await router.start(known=["http://10.0.0.9:1"])  # adopted servers may be there already
 
 
-async def test_a_router_port_that_is_taken_is_refused_before_its_owner_gets_our_servers(serve, client, tmp_path):
-    port = int((await serve(saying("{}"))).rsplit(":", 1)[1])
+async def test_a_router_port_that_is_taken_is_refused_before_its_owner_gets_our_servers(http_server, client, tmp_path):
+    port = int((await http_server(saying("{}"))).rsplit(":", 1)[1])
     for name in ("sglang_router_port", "router_prometheus_port"):
         config = SGLangConfig(**{name: port})
         router = Router("actor", config, client, PortLease(), python=Path(sys.executable), log_dir=tmp_path)
@@ -268,7 +241,7 @@ async def test_files_of_an_update_that_failed_do_not_stay(tmp_path):
     assert len(list((tmp_path / "written").iterdir())) == 1
 
 
-async def test_servers_that_a_router_had_before_stay_there(serve, client, tmp_path):
+async def test_servers_that_a_router_had_before_stay_there(http_server, client, tmp_path):
     listed = [{"id": "1", "url": "http://10.0.0.9:1", "is_healthy": True}]
 
     async def handler(request):
@@ -278,7 +251,7 @@ async def test_servers_that_a_router_had_before_stay_there(serve, client, tmp_pa
             listed.remove(next(one for one in listed if one["id"] == request.path.rsplit("/", 1)[1]))
         return web.json_response({"workers": listed})
 
-    router = adopted(await serve(handler), client, tmp_path)
+    router = adopted(await http_server(handler), client, tmp_path)
     await router.start(known=["http://10.0.0.9:1"])
     await router.register(Worker("http://10.0.0.9:1"))
     await router.register(Worker("http://10.0.0.8:1"))
@@ -287,7 +260,7 @@ async def test_servers_that_a_router_had_before_stay_there(serve, client, tmp_pa
     assert [one["url"] for one in listed] == ["http://10.0.0.9:1"]
 
 
-async def test_a_server_that_hangs_does_not_hold_up_who_leaves_a_request(serve, client, monkeypatch):
+async def test_a_server_that_hangs_does_not_hold_up_who_leaves_a_request(http_server, client, monkeypatch):
     asked = []
     monkeypatch.setattr("rollout.engines.sglang.server._FORGET_TIMEOUT", 0.05)
 
@@ -295,7 +268,7 @@ async def test_a_server_that_hangs_does_not_hold_up_who_leaves_a_request(serve, 
         asked.append(request.path)
         await asyncio.sleep(5)
 
-    server = SGLangServer("server a", await serve(hang), client, worker=Worker("http://x"))
+    server = SGLangServer("server a", await http_server(hang), client, worker=Worker("http://x"))
     with pytest.raises(Unreachable, match="1 try"):
         await server.forget("3-5#1#")
     assert asked == ["/abort_request"]

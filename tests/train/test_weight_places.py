@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import os
-import resource
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -14,23 +12,13 @@ import torch
 import torch.distributed as dist
 
 from samples.errors import InputError, RunError
+from tests.train.full_disks import no_file_larger_than
 from tests.train.weight_sync_cases import plan, selected_accelerator
 from train.weight_sync import shared_memory
 from train.weight_sync.disk import DiskSender
 from train.weight_sync.distributed import BroadcastSender
 from train.weight_sync.leftovers import held_directory, held_file, new_name
 from train.weight_sync.shared_memory import SharedMemoryReceiver, SharedMemorySender
-
-
-@contextmanager
-def no_file_larger_than(nbytes: int) -> Iterator[None]:
-    """Writing beyond it fails, as on a disk that is full."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (nbytes, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 def weights(count: int) -> Iterator[tuple[str, torch.Tensor]]:
