@@ -134,13 +134,13 @@ class Accelerator(ABC):
 
     @abstractmethod
     def torch_namespace(self) -> ModuleType | Any:
-        """The object that stands where CUDA-hard-coded code says ``torch.cuda`` (see ``accel/retarget/``)."""
+        """The object that stands where other libraries hard-code one vendor's device module (``accel/retarget/``)."""
 
     def prepare(self) -> None:  # noqa: B027 - most need nothing
         """Import what the vendor needs, before the first probe. Called once; what it raises is kept as the cause."""
 
     def redirects_cuda(self) -> bool:
-        """Whether what ``prepare`` imported points ``torch.cuda`` itself at this device: then nothing is rewritten."""
+        """Whether what ``prepare`` imported points that module itself at this device: then nothing is rewritten."""
         return False
 
     def emulation(self) -> Accelerator | None:

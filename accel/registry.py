@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from importlib import metadata
 
+from accel.backends.names import IN_TREE
 from accel.contract import Accelerator
 from accel.errors import AcceleratorError
 from accel.masks import mask_problems
@@ -28,11 +29,6 @@ from accel.registration import (
 ENTRY_POINT_GROUP = "accelrl.accelerators"
 ACCELERATOR_ENV = "ACCELRL_ACCELERATOR"
 SPEC_ENV = "ACCELRL_ACCELERATOR_SPEC"
-IN_TREE = {
-    "cpu": "accel.backends.cpu:CpuAccelerator",
-    "cuda": "accel.backends.cuda:cuda_accelerator",
-    "musa": "accel.backends.musa:musa_accelerator",
-}
 
 logger = logging.getLogger("accel")
 

@@ -11,14 +11,13 @@ from dataclasses import dataclass
 
 import torch.distributed as dist
 
+from accel.backends.names import ANY_BACKEND, ANY_DEVICE
 from accel.contract import Accelerator
 from accel.errors import AcceleratorError
 from accel.registry import get_accelerator
 
 HOST_DEVICE = "cpu"
 HOST_BACKEND = "gloo"
-ANY_DEVICE = "cuda"  # what code that knows one vendor calls the device…
-ANY_BACKEND = "nccl"  # …and its collectives
 OPTIONAL_BACKENDS: dict[str, Callable[[], bool]] = {  # listed by every torch, and built into some
     "gloo": dist.is_gloo_available,
     "nccl": dist.is_nccl_available,

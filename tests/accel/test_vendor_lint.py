@@ -11,8 +11,8 @@ ALLOWED = {
     "accel/backends": "one file a vendor",
     "accel/emulation": "stands in for a vendor",
     "accel/retarget": "rewrites what other libraries hard-code",
-    "accel/comm/backend_strings.py": "translates nccl and cuda, as others write them",
-    "accel/registry.py": "names the built-in backends",
+    "accel/comm/backend_strings.py": "knows the collectives that every torch lists",
+    "accel/registry.py": "imports the list of built-in backends",
     "rollout/engines/sglang/memory_tags.py": "what SGLang calls its memory",
     "accel/doctor/diagnosis.py": "lists versions of vendors' packages",
 }
